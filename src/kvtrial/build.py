@@ -1,0 +1,147 @@
+"""What the kernels were built from, and whether that still is what lies in the source tree.
+
+Standard library only: CMake runs this file as a script to bake the facts into ``_build_facts.py``,
+and the pipeline asks it for the build's identity before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import os
+import platform
+import pprint
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+REBUILD = "make build   (or: snakemake --cores 1 build)"
+_NATIVE_SUFFIXES = {".pyx", ".pxd", ".pxi", ".h", ".rs", ".in"}
+
+
+def native_sources(root: Path = ROOT) -> list[Path]:
+    """Every file that a compiled kernel depends on, sorted; relative to ``root``."""
+    found = [Path("CMakeLists.txt")]
+    for folder in ("src/kvtrial", "rust"):
+        for path in (root / folder).rglob("*"):
+            if path.suffix in _NATIVE_SUFFIXES and "target" not in path.parts:
+                found.append(path.relative_to(root))
+    return sorted(found)
+
+
+def source_hash(root: Path = ROOT) -> str:
+    """sha256 over names and contents of the native sources."""
+    digest = hashlib.sha256()
+    for relative in native_sources(root):
+        data = (root / relative).read_bytes()
+        digest.update(f"{relative.as_posix()}\0{len(data)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
+
+
+def cpu_features() -> list[str]:
+    """Instruction-set features that the kernels may use, as the kernel or sysctl names them."""
+    wanted = {
+        "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx_vnni",
+        "asimd", "asimdhp", "asimddp", "fphp",
+    }  # fmt: skip
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(("flags", "Features")):
+                return sorted(wanted & set(line.split(":", 1)[1].split()))
+    except OSError:
+        pass
+    return ["asimd"] if platform.machine() == "arm64" else []
+
+
+def toolchain(c_compiler: str | None = None) -> dict[str, Any]:
+    """Compilers and target of a build made now."""
+    compiler = c_compiler or os.environ.get("CC") or shutil.which("cc") or "cc"
+    rustc = shutil.which("rustc")
+    return {
+        # Without the name that it was called by: cc and gcc are one compiler.
+        "c_compiler": re.sub(r"^(cc|gcc)\S* ", "gcc ", _first_line([compiler, "--version"])),
+        "rustc": _first_line([rustc, "--version"]) if rustc else "",
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "cpu_features": cpu_features(),
+        "python": platform.python_version(),
+    }
+
+
+def identity(root: Path = ROOT, tools: dict[str, Any] | None = None) -> str:
+    """12 hex digits that change with native sources, compilers, target or Python."""
+    text = source_hash(root) + repr(sorted((tools or toolchain()).items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def facts() -> dict[str, Any]:
+    """The baked facts of the installed kernels; empty where nothing has been built."""
+    try:
+        from kvtrial import _build_facts
+    except ImportError:
+        return {}
+    return dict(_build_facts.FACTS)
+
+
+@functools.cache
+def refuse_stale() -> None:
+    """Raise `StaleBuild` when the compiled kernels are missing, older than their sources, or made
+    for a CPU with features that this one lacks."""
+    from kvtrial.contract import StaleBuild
+
+    built = facts()
+    if not built:
+        raise StaleBuild(f"the kernels are not built; run: {REBUILD}")
+    lacking = sorted(set(built["cpu_features"]) - set(cpu_features()))
+    if lacking:
+        raise StaleBuild(
+            f"the kernels were built for a CPU with {', '.join(lacking)}, which this one lacks; "
+            f"rebuild here: {REBUILD}"
+        )
+    if (ROOT / "CMakeLists.txt").is_file() and built["source_sha256"] != source_hash():
+        raise StaleBuild(
+            f"the kernels were built from other sources ({built['source_sha256'][:12]}) than "
+            f"those in {ROOT} ({source_hash()[:12]}); run: {REBUILD}"
+        )
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description="Write the facts of a build as a Python module.")
+    parser.add_argument("--write", type=Path, required=True)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--c-compiler", required=True)
+    parser.add_argument("--c-flags", required=True)
+    parser.add_argument("--rust-missing", default="")
+    parser.add_argument("--checks", default="OFF")
+    args = parser.parse_args()
+    tools = toolchain(args.c_compiler)
+    built = {
+        **tools,
+        "build_id": identity(args.root, tools),
+        "source_sha256": source_hash(args.root),
+        "c_flags": args.c_flags,
+        "rust_missing": args.rust_missing,
+        "checks": args.checks.upper() in ("ON", "TRUE", "1"),
+    }
+    text = f'"""Facts of this build, written by CMake."""\n\nFACTS = {pprint.pformat(built)}\n'
+    beside = args.write.with_suffix(".tmp")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, args.write)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,519 @@
+"""The KV contract: what every candidate store promises, and the errors that it raises.
+
+This module is the one home of the contract. A *store* is a pool of memory for one model shape; a
+*session* is one sequence inside it. The verbs:
+
+====================  =====================================================================
+``append``            store rows for ascending positions of one layer
+``invalidate``        make holes (only where the session was opened with holes allowed)
+``reserve_slot``      hand out writable K and V views inside the cache, or ``None``
+``commit_slot``       make reserved rows valid
+``attend``            softmax attention of one query token over one layer
+``attend_block``      the same for the newest n positions, causal
+``attend_partial``    attention over a head group or position range, to be joined by ``merge``
+``read``              copy rows out
+``page_table``        page ids and lengths, integers only
+``begin_branch``      a copy-on-write session
+``commit_prefix``     move the first k positions of a branch into its parent
+``rollback_tail``     drop the last n positions
+``abandon_step``      drop the rows of a step that not every layer has finished
+``page_bytes``        one page, read-only, as it lies in memory (what a spill writes)
+``begin_restore``     pages to be filled from outside; ``finish_restore`` makes them valid
+``close``             give everything back
+====================  =====================================================================
+
+Conventions. Arrays are float32 and C-contiguous (slot views excepted), positions are int64, sizes are
+in tokens or bytes and say which. Shapes use L layers, H_q query heads, H_kv KV heads, D head_dim,
+P page_tokens.
+
+Steps. A layer's length is its highest valid or reserved position + 1. A step goes through the layers
+in turn: layer 0 may not begin the next step until every layer has reached the same length, and layer
+l may not pass layer l - 1. ``begin_branch``, ``commit_prefix``, ``rollback_tail``, page reads and
+``close`` happen at step boundaries; elsewhere they raise `StepIncomplete` and change nothing.
+
+Errors change nothing: after any `KVError` length, bitmap, page table, reference counts and contents
+are bitwise as before the call.
+
+Non-finite rows. An FP32 store keeps every bit pattern; a valid row that holds NaN or inf takes part
+in attention as IEEE arithmetic says. FP16 stores keep NaN and inf, and refuse finite values that FP16
+cannot hold (|x| >= 65520) with `NumericRange`. Q8_0 stores refuse rows that are not finite and rows
+whose scale FP16 cannot hold.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+PAGE_TOKENS = (16, 32, 64)
+MAX_HEAD_DIM = 256
+MAX_GROUP = 16
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors. Each message names the value, what is allowed, and what to do.
+
+
+class KVError(Exception):
+    """Base of everything a store raises. After one, the store is as it was before the call."""
+
+
+class InvalidArgument(KVError, ValueError):
+    """Wrong dtype, shape, contiguity, alignment, layer, or an unusable number."""
+
+
+class OutOfRange(KVError, IndexError):
+    """A position, count or page outside what the session holds."""
+
+
+class PoolExhausted(KVError, MemoryError):
+    """The pool (or the ledger that it is reserved from) has no room; a pool never grows."""
+
+
+class StaleOwner(KVError):
+    """The handle is closed, or its slot belongs to another generation by now."""
+
+
+class StepIncomplete(KVError):
+    """A verb that belongs at a step boundary was called inside a step, or a layer out of turn."""
+
+
+class HoleNotAllowed(KVError):
+    """Positions were left out or invalidated in a session opened without holes."""
+
+
+class BranchDiverged(KVError):
+    """The parent has moved since the branch began."""
+
+
+class BranchesOpen(KVError):
+    """A session with open branches was to be closed or rolled back past their fork."""
+
+
+class SlotCancelled(KVError):
+    """``commit_slot`` without a matching open reservation: another mutation cancelled it."""
+
+
+class NumericRange(KVError, OverflowError):
+    """A value that the storage format cannot hold."""
+
+
+class Unsupported(KVError, NotImplementedError):
+    """The candidate's capability table says that it lacks this verb."""
+
+
+class UnknownCandidate(KVError, LookupError):
+    """No candidate of that name is registered; the message lists the known ones."""
+
+
+class CandidateNotBuilt(KVError, ImportError):
+    """The candidate is known but its native part was not built; the message says why."""
+
+
+class RetiredCandidate(KVError):
+    """The adopted verdict retired this store; ``trial=True`` opens it all the same."""
+
+
+class StaleBuild(KVError, ImportError):
+    """The compiled kernels are older than their sources; the message has the command."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory
+
+
+class MemoryLedger:
+    """A hard budget in bytes that pools reserve from, once, when they open.
+
+    Invariant: the sum of open reservations never exceeds ``budget_bytes``.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, (int, np.integer)):
+            raise InvalidArgument(f"budget_bytes is {budget_bytes!r}; give a number of bytes")
+        if budget_bytes <= 0:
+            raise InvalidArgument(f"budget_bytes is {budget_bytes}; it must be at least one page")
+        self.budget_bytes = int(budget_bytes)
+        self._reserved: dict[int, tuple[str, int]] = {}
+        self._next = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that open pools hold."""
+        return sum(n for _, n in self._reserved.values())
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that a pool could still reserve."""
+        return self.budget_bytes - self.reserved_bytes
+
+    def reserve(self, owner: str, n_bytes: int) -> int:
+        """Reserve ``n_bytes`` for ``owner`` and return a token for `release`."""
+        if n_bytes > self.free_bytes:
+            held = ", ".join(f"{o} {n}" for o, n in self._reserved.values()) or "nobody"
+            raise PoolExhausted(
+                f"{owner} asks for {n_bytes} bytes; {self.free_bytes} of {self.budget_bytes} are "
+                f"free (held by: {held}); close a store or raise budget_bytes"
+            )
+        self._next += 1
+        self._reserved[self._next] = (owner, n_bytes)
+        return self._next
+
+    def release(self, token: int) -> None:
+        """Give a reservation back; a second release of the same token raises `StaleOwner`."""
+        if self._reserved.pop(token, None) is None:
+            raise StaleOwner(f"reservation {token} is not open: it was released before")
+
+
+# --------------------------------------------------------------------------------------------------
+# What a candidate is
+
+
+class Capability(enum.Enum):
+    """What a store can do beyond append, attend and read."""
+
+    OWNER = "owner"  # generations: a stale handle is refused
+    ROLLBACK = "rollback"
+    BRANCH = "branch"
+    HOLES = "holes"
+    POOL = "pool"  # bounded pages from a ledger, a page table
+    PARTIALS = "partials"
+    RESERVE_SLOT = "reserve_slot"
+    SPILL = "spill"  # page_bytes and begin_restore
+    THREADS = "threads"
+
+
+#: Without these a candidate is measured and reported but can't win.
+REQUIRED_CAPABILITIES = frozenset(
+    {
+        Capability.OWNER,
+        Capability.ROLLBACK,
+        Capability.BRANCH,
+        Capability.HOLES,
+        Capability.POOL,
+        Capability.PARTIALS,
+        Capability.SPILL,
+    }
+)
+
+
+class Profile(enum.Enum):
+    """Numerical profile: how a row is stored. Sums are FP32 in each."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    Q8_0 = "q8_0"
+
+
+@dataclass(frozen=True)
+class StoreSpec:
+    """The shape and budget of a store.
+
+    Attributes
+    ----------
+    layers, q_heads, kv_heads, head_dim : int
+        The model's shape; ``q_heads`` is a multiple of ``kv_heads``, ratio 1 to 16; ``head_dim`` 1
+        to 256.
+    page_tokens : int
+        P, one of 16, 32, 64.
+    budget_bytes : int
+        The pool takes as many whole pages as fit; at least one must.
+    ledger : MemoryLedger, optional
+        Where the bytes are reserved; by default a ledger of exactly ``budget_bytes``.
+    base_position : int
+        The lowest position this store may hold; an empty layer's length equals it.
+    kv_head_range : (int, int), optional
+        This store holds only KV heads [start, stop). K and V rows then have ``stop - start`` heads;
+        q and out keep the model's ``q_heads`` rows, of which only the group's own are read and
+        written.
+    threads : int
+        Threads that one attend may use; results are bitwise the same for any number.
+    """
+
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    page_tokens: int = 16
+    budget_bytes: int = 0
+    ledger: MemoryLedger | None = field(default=None, compare=False)
+    base_position: int = 0
+    kv_head_range: tuple[int, int] | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("layers", 1, 4096),
+            ("q_heads", 1, 65536),
+            ("kv_heads", 1, 4096),
+            ("head_dim", 1, MAX_HEAD_DIM),
+            ("base_position", 0, 2**40),
+            ("threads", 1, 256),
+            ("budget_bytes", 1, 2**48),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise InvalidArgument(f"{name} is {value!r}; give an integer")
+            if not low <= value <= high:
+                raise InvalidArgument(f"{name} is {value}; allowed: {low} to {high}")
+            object.__setattr__(self, name, int(value))
+        if self.page_tokens not in PAGE_TOKENS:
+            raise InvalidArgument(f"page_tokens is {self.page_tokens!r}; allowed: {PAGE_TOKENS}")
+        if self.q_heads % self.kv_heads or self.q_heads // self.kv_heads > MAX_GROUP:
+            raise InvalidArgument(
+                f"q_heads is {self.q_heads} with kv_heads {self.kv_heads}; it must be a multiple, "
+                f"1 to {MAX_GROUP} times"
+            )
+        if self.kv_head_range is not None:
+            start, stop = self.kv_head_range
+            if not 0 <= start < stop <= self.kv_heads:
+                raise InvalidArgument(
+                    f"kv_head_range is {self.kv_head_range}; allowed: a non-empty [start, stop) "
+                    f"inside [0, {self.kv_heads})"
+                )
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """[start, stop) of the KV heads that this store holds."""
+        return self.kv_head_range or (0, self.kv_heads)
+
+    @property
+    def local_kv_heads(self) -> int:
+        """KV heads in a row of this store."""
+        start, stop = self.heads
+        return stop - start
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A store implementation under trial, as the entry-point group ``kvtrial.candidates`` names it.
+
+    ``language`` is the kernel's, ``owner`` that of the memory and bookkeeping. ``role`` is
+    ``baseline``, ``ablation``, ``contender``, ``profile`` or ``control``. ``incumbent`` marks the
+    Cython FP32 arms that a Rust arm has to beat.
+    """
+
+    name: str
+    title: str
+    role: str
+    profile: Profile
+    language: str
+    owner: str
+    layout: str
+    capabilities: frozenset[Capability]
+    open: Callable[[StoreSpec], KVStore]
+    #: Why it can't be opened on this machine, or None.
+    not_built: str | None = None
+
+    @property
+    def missing_capabilities(self) -> tuple[str, ...]:
+        """Required capabilities that it lacks, sorted by name."""
+        return tuple(sorted(c.value for c in REQUIRED_CAPABILITIES - self.capabilities))
+
+
+# --------------------------------------------------------------------------------------------------
+# The verbs
+
+
+class PageTable(NamedTuple):
+    """Integers only, so that another device can own the pages."""
+
+    #: int32 (n_pages,): page id, or -1 where a page holds only holes.
+    page_ids: I32
+    #: The layer's length in tokens (absolute: base_position included).
+    length: int
+
+
+class Partial(NamedTuple):
+    """Attention over a part of the positions or heads; every array spans the model's H_q heads.
+
+    A head without a valid row in the part has ``max = -inf``, ``sum = 0`` and zeros.
+    """
+
+    #: float32 (H_q,): the largest score.
+    max: F32
+    #: float32 (H_q,): the sum of exp(score - max).
+    sum: F32
+    #: float32 (H_q, D): the sum of exp(score - max) * v, not divided.
+    output: F32
+
+
+def merge(parts: Sequence[Partial]) -> F32:
+    """Join partials into attention output.
+
+    Parameters
+    ----------
+    parts : sequence of Partial
+        At least one, all of one shape; together they cover each valid row once.
+
+    Returns
+    -------
+    float32 (H_q, D)
+        Zeros for a head that no part has a valid row for.
+    """
+    if not parts:
+        raise InvalidArgument("merge got no partials; give at least one")
+    shape = parts[0].output.shape
+    for part in parts:
+        if part.output.shape != shape:
+            raise InvalidArgument(
+                f"merge got outputs of shape {shape} and {part.output.shape}; all must be alike"
+            )
+    peaks = np.stack([p.max for p in parts]).astype(np.float64)
+    top = peaks.max(axis=0)
+    # A head that is empty everywhere has top = -inf; comparing with 0 instead keeps inf - inf away.
+    weights = np.exp(peaks - np.where(np.isneginf(top), 0.0, top))
+    total = (weights * np.stack([p.sum for p in parts])).sum(axis=0)
+    output = (weights[:, :, None] * np.stack([p.output for p in parts])).sum(axis=0)
+    out = np.zeros(shape, np.float32)
+    np.divide(output, total[:, None], out=out, where=total[:, None] != 0, casting="same_kind")
+    return out
+
+
+@runtime_checkable
+class KVSession(Protocol):
+    """One sequence. Verbs and invariants are described at the head of this module."""
+
+    store: KVStore
+    generation: int
+    position_holes_allowed: bool
+
+    def append(self, layer: int, positions: Any, k: F32, v: F32) -> None:
+        """Store rows k, v (n, H_kv, D) at ascending ``positions`` (n,) int64, RoPE applied.
+
+        n >= 0; the first position is at least the layer's length. n rows in one call equal n single
+        calls, bitwise. Positions left out become holes.
+        """
+
+    def invalidate(self, layer: int, positions: Any) -> None:
+        """Make holes of stored positions; their bytes no longer take part in anything."""
+
+    def reserve_slot(self, layer: int, positions: Any) -> tuple[F32, F32] | None:
+        """Writable K and V views (n, H_kv, D) inside the cache, or None when it can't.
+
+        Only contiguous ascending positions from the layer's length on, inside capacity, for a paged
+        store inside one page, and only where elements are float32. n = 0 gives None. The rows stay
+        invisible until `commit_slot`; any other mutation of the session cancels the reservation.
+        """
+
+    def commit_slot(self, layer: int, positions: Any) -> None:
+        """Make the reserved rows valid. Committing the same rows again changes nothing."""
+
+    def attend(self, layer: int, q: F32, out: F32, scale: float) -> None:
+        """Attention of q (H_q, D) over the layer's valid rows, into out (H_q, D).
+
+        Nothing valid: zeros. Query head h reads KV head h // (H_q // H_kv).
+        """
+
+    def attend_block(self, layer: int, q: F32, out: F32, scale: float) -> None:
+        """Causal attention of q (n, H_q, D), the newest n positions of the layer, into out.
+
+        Row i stands at position length - n + i and sees the valid rows up to it.
+        """
+
+    def attend_partial(
+        self,
+        layer: int,
+        q: F32,
+        scale: float,
+        *,
+        kv_heads: tuple[int, int] | None = None,
+        positions: tuple[int, int] | None = None,
+    ) -> Partial:
+        """Attention over KV heads [start, stop) and positions [start, stop), for `merge`."""
+
+    def read(self, layer: int, positions: Any) -> tuple[F32, F32]:
+        """Copies of valid rows as float32 (n, H_kv, D); a position that is not valid: OutOfRange."""
+
+    def length(self, layer: int) -> int:
+        """Highest valid or reserved position + 1."""
+
+    def valid(self, layer: int) -> Bool:
+        """bool (length - base_position,): True where a row is valid."""
+
+    def page_table(self, layer: int) -> PageTable:
+        """The layer's pages, from base_position on."""
+
+    def begin_branch(self) -> KVSession:
+        """A copy-on-write child at the current length. Branches nest and have siblings."""
+
+    def commit_prefix(self, k: int) -> None:
+        """Move the first k positions since the branch began into the parent and close the branch."""
+
+    def rollback_tail(self, n: int) -> None:
+        """Drop the last n positions. In a branch, not past the fork; nor past a child's fork."""
+
+    def abandon_step(self) -> None:
+        """Drop rows of the unfinished step, so that every layer has the last whole step's length."""
+
+    def page_bytes(self, layer: int, index: int) -> memoryview | None:
+        """Page ``index`` of the layer as it lies in memory, read-only; None for a page of holes."""
+
+    def begin_restore(self, valid: Bool) -> list[list[memoryview | None]]:
+        """Take pages for rows to come from outside, in an empty session.
+
+        ``valid`` is bool (L, rows); rows start at base_position. Returns, per layer and page, a
+        writable view of the whole page, None for a page of holes. Nothing is visible until
+        `finish_restore`.
+        """
+
+    def finish_restore(self) -> None:
+        """Make the restored rows valid."""
+
+    def cancel_restore(self) -> None:
+        """Give the pages of an unfinished restore back."""
+
+    def close(self) -> None:
+        """Give every page back. A second close, or any later verb, is `StaleOwner`."""
+
+
+@runtime_checkable
+class KVStore(Protocol):
+    """A bounded pool for one shape."""
+
+    spec: StoreSpec
+    #: Names layout, dtype and P of a page: two stores exchange pages only if this is equal.
+    page_format: str
+    #: Bytes of K and V of one token in one layer, as stored.
+    row_bytes: int
+    #: Bytes of one page; 0 for a store without pages.
+    page_nbytes: int
+
+    def open_session(self, position_holes_allowed: bool = False) -> KVSession:
+        """A new, empty session. `PoolExhausted` when the store has no session slot left."""
+
+    def page_table(self, session: KVSession, layer: int) -> PageTable:
+        """Page ids and length of a session's layer."""
+
+    def reference_counts(self) -> I32:
+        """int32 (pages,): page-table entries that point to each page, over all sessions."""
+
+    @property
+    def pages_total(self) -> int:
+        """Pages in the pool."""
+
+    @property
+    def pages_free(self) -> int:
+        """Pages that no session holds."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of pages in use; a page shared by branches counts once."""
+
+    def close(self) -> None:
+        """Free the pool and release its ledger reservation; sessions become stale."""
