@@ -29,7 +29,9 @@ P page_tokens.
 Steps. A layer's length is its highest valid or reserved position + 1. A step goes through the layers
 in turn: layer 0 may not begin the next step until every layer has reached the same length, and layer
 l may not pass layer l - 1. ``begin_branch``, ``commit_prefix``, ``rollback_tail``, page reads and
-``close`` happen at step boundaries; elsewhere they raise `StepIncomplete` and change nothing.
+``close`` happen at step boundaries; elsewhere they raise `StepIncomplete` and change nothing. Steps
+are counted by the position after a layer's last appended row: `invalidate` doesn't move it (a hole at
+the end shortens ``length`` and nothing else), and ``rollback_tail`` counts back from it.
 
 Errors change nothing: after any `KVError` length, bitmap, page table, reference counts and contents
 are bitwise as before the call.
@@ -93,7 +95,8 @@ class HoleNotAllowed(KVError):
 
 
 class BranchDiverged(KVError):
-    """The parent has moved since the branch began."""
+    """The parent has moved since the branch began: rows appended, committed, invalidated or dropped,
+    or a sibling's commit."""
 
 
 class BranchesOpen(KVError):
@@ -453,7 +456,11 @@ class KVSession(Protocol):
         """A copy-on-write child at the current length. Branches nest and have siblings."""
 
     def commit_prefix(self, k: int) -> None:
-        """Move the first k positions since the branch began into the parent and close the branch."""
+        """Move the first k positions since the branch began into the parent and close the branch.
+
+        0 moves nothing and closes the branch. Holes count as positions. With branches of its own open
+        it is `BranchesOpen`; in a session that is no branch, `InvalidArgument`.
+        """
 
     def rollback_tail(self, n: int) -> None:
         """Drop the last n positions. In a branch, not past the fork; nor past a child's fork."""
