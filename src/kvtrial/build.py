@@ -59,7 +59,9 @@ def cpu_features() -> list[str]:
         "asimd", "asimdhp", "asimddp", "fphp",
     }  # fmt: skip
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+        ):
             if line.startswith(("flags", "Features")):
                 return sorted(wanted & set(line.split(":", 1)[1].split()))
     except OSError:
@@ -140,7 +142,7 @@ def _main() -> None:
     text = f'"""Facts of this build, written by CMake."""\n\nFACTS = {pprint.pformat(built)}\n'
     beside = args.write.with_suffix(".tmp")
     beside.write_text(text, encoding="utf-8")
-    os.replace(beside, args.write)
+    beside.replace(args.write)
 
 
 if __name__ == "__main__":

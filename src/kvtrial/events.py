@@ -71,7 +71,7 @@ def write(frame: pd.DataFrame, path: Path) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         frame.to_parquet(beside, index=False)
-        os.replace(beside, path)
+        beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
 
@@ -80,5 +80,7 @@ def read_run(run_dir: Path) -> pd.DataFrame:
     """All events of a run, sorted by stage file name."""
     files = sorted((run_dir / "events").glob("*.parquet"))
     if not files:
-        raise FileNotFoundError(f"no events under {run_dir / 'events'}; run `snakemake --cores 1 verdict`")
+        raise FileNotFoundError(
+            f"no events under {run_dir / 'events'}; run `snakemake --cores 1 verdict`"
+        )
     return pd.concat([pd.read_parquet(f) for f in files], ignore_index=True)

@@ -14,7 +14,9 @@ def machine_class() -> str:
     """A name that equal machines share, such as ``x86_64-amd-epyc-f25m1s1-2c``."""
     fields: dict[str, str] = {}
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             key, _, value = line.partition(":")
             fields.setdefault(key.strip(), value.strip())
     except OSError:

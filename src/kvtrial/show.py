@@ -1,0 +1,71 @@
+"""The verdict at a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+_STYLE = {"ADOPT": "bold green", "KEEP": "bold cyan", "INCONCLUSIVE": "bold yellow"}
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    if row.get("ratio") is None:
+        return str(row.get("problem", "-"))
+    low, high = row["ci95"]
+    return f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def render(verdict: dict[str, Any]) -> Group:
+    """What verdict.json holds, as rich tables: the outcome first, then what it rests on."""
+    hot, cold = verdict["hot"], verdict["cold"]
+    model = verdict["model"] + (" (synthetic weights)" if verdict["synthetic"] else "")
+    head = Text()
+    head.append(f"{hot['outcome']}  ", _STYLE[hot["outcome"]])
+    head.append(f"hot store: {hot['adopted'] or 'undecided'}\n", "bold")
+    head.append(f"{hot['reason']}\n")
+    head.append(f"cold store: {cold['adopted'] or 'undecided'}", "bold")
+    head.append(f"  {cold['reason']}")
+    parts: list[Any] = [Panel(head, title=f"{model} on {verdict['machine']}", expand=False)]
+
+    arms = Table(title="Decode, by arm", title_justify="left")
+    for name, justify in (
+        ("context", "right"), ("sessions", "right"), ("threads", "right"), ("arm", "left"),
+        ("tokens/s", "right"), ("p50 ms", "right"), ("p95 ms", "right"), ("blocks", "right"),
+    ):  # fmt: skip
+        arms.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for row in hot["arms"]:
+        arms.add_row(
+            f"{row['context']:,}", str(row["sessions"]), str(row["threads"]), row["candidate"],
+            f"{row['tokens_per_s']:.2f}", f"{row['step_ms_p50']:.2f}", f"{row['step_ms_p95']:.2f}",
+            str(row["n_blocks"]),
+        )  # fmt: skip
+    parts.append(arms)
+
+    if hot["contrasts"]:
+        table = Table(title="Contrasts: ratio of tokens/s [95% t interval over blocks]")
+        for name in ("challenger", "incumbent", "context", "role", "ratio"):
+            table.add_column(name, justify="right" if name == "context" else "left")
+        for row in hot["contrasts"]:
+            table.add_row(
+                row["challenger"], row["incumbent"], f"{row['context']:,}", row["role"], _ratio(row)
+            )
+        parts.append(table)
+
+    out = {name: reasons for name, reasons in verdict["eligibility"].items() if reasons}
+    if out:
+        table = Table(title="Not eligible to win", title_justify="left")
+        table.add_column("arm")
+        table.add_column("why")
+        for name, reasons in out.items():
+            table.add_row(name, "\n".join(reasons[:4] + (["..."] if len(reasons) > 4 else [])))
+        parts.append(table)
+    return Group(*parts)
+
+
+def print_verdict(verdict: dict[str, Any], console: Console | None = None) -> None:
+    """Print the verdict; plain text where the output is no terminal."""
+    (console or Console()).print(render(verdict))

@@ -1,0 +1,249 @@
+"""The rule of the specification, branch by branch, on tables made by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pandas as pd
+import pytest
+from trial_events import REGISTERED, flat, trial
+
+from kvtrial import protocol
+from kvtrial.decide import ADOPT, INCONCLUSIVE, KEEP, MixedProtocol, Verdict, decide
+
+LACKS = {"K0": "branch, holes, pool"}
+BASE = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0}
+
+
+def run(step_ms: dict, **kw) -> Verdict:  # type: ignore[no-untyped-def,type-arg]
+    return decide(trial(step_ms, missing=LACKS, **kw), REGISTERED)
+
+
+@pytest.mark.parametrize(
+    ("k3_ms", "outcome", "adopted"),
+    [
+        (22.0 / 1.10, ADOPT, "K3"),  # exactly 10% adopts
+        (22.0 / 1.0999999, KEEP, "K1"),
+        (22.0 / 1.30, ADOPT, "K3"),
+        (22.0, KEEP, "K1"),  # equal arms keep the incumbent
+        (30.0, KEEP, "K1"),
+    ],
+)
+def test_the_edge_of_adoption(k3_ms: float, outcome: str, adopted: str) -> None:
+    verdict = run(flat(**BASE, K3=k3_ms, K4=25.0))
+    assert (verdict.outcome, verdict.adopted) == (outcome, adopted)
+
+
+@pytest.mark.parametrize(("ratio", "outcome"), [(0.97, ADOPT), (0.969999, KEEP), (0.99, ADOPT)])
+@pytest.mark.parametrize("veto_context", [512, 16384])
+def test_the_edge_of_the_veto(ratio: float, outcome: str, veto_context: int) -> None:
+    k3 = {4096: [11.0] * 12, 512: [11.0] * 6, 16384: [11.0] * 6}
+    k3[veto_context] = [22.0 / ratio] * 6
+    verdict = run(flat(**BASE, K3=k3))
+    assert verdict.outcome == outcome
+    assert ("vetoed" in verdict.data["hot"]["reason"]) == (outcome == KEEP)
+
+
+def test_a_veto_passed_without_its_interval_clearing_is_said() -> None:
+    # Mean log ratio 0 at 512 with a wide interval: the point estimate passes, the interval does not.
+    wide = [22.0 * math.exp(x) for x in (0.1, -0.1, 0.1, -0.1, 0.1, -0.1)]
+    verdict = run(flat(**BASE, K3={4096: [11.0] * 12, 512: wide, 16384: [11.0] * 6}))
+    assert verdict.outcome == ADOPT
+    assert "passes the veto against K1 at 512" in verdict.data["hot"]["reason"]
+
+
+def test_a_good_estimate_with_a_wide_interval_does_not_adopt() -> None:
+    noisy = [22.0 / 1.2 * math.exp(x) for x in [0.2, -0.2] * 6]
+    verdict = run(flat(**BASE, K3={4096: noisy, 512: [11.0] * 6, 16384: [11.0] * 6}))
+    assert verdict.outcome == KEEP
+    contrast = next(
+        c
+        for c in verdict.data["hot"]["contrasts"]
+        if (c["challenger"], c["incumbent"], c["context"]) == ("K3", "K1", 4096)
+    )
+    assert contrast["ratio"] == pytest.approx(1.2, rel=1e-9)
+    assert contrast["ci95"][0] < 1.1
+    assert contrast["n_blocks"] == 12
+
+
+def test_every_incumbent_counts_not_only_k1() -> None:
+    verdict = run(flat(**{**BASE, "A2": 20.5}, K3=20.0))
+    assert verdict.outcome == KEEP
+    assert "against A2 at 4096" in verdict.data["hot"]["reason"]
+
+
+def test_keep_adopts_the_best_arm_that_can_win() -> None:
+    # K0 is fastest here but lacks required capabilities: it is compared with, and can't win.
+    verdict = run(flat(K0=10.0, A1=80.0, A2=21.0, K1=22.0, K3=22.0))
+    assert (verdict.outcome, verdict.adopted) == (KEEP, "A2")
+    assert verdict.data["eligibility"]["K0"] == ["lacks: branch, holes, pool"]
+
+
+def test_the_fixed_sequence_ends_at_the_first_challenger_in_the_trial() -> None:
+    verdict = run(flat(**BASE, K3=22.0, K4=10.0))
+    assert verdict.outcome == KEEP
+    assert "K4 not tested" in verdict.data["hot"]["reason"]
+
+
+def test_the_next_challenger_is_tested_when_the_first_is_out() -> None:
+    verdict = run(flat(**BASE, K4=10.0), not_built={"K3": "rustc was not found"})
+    assert (verdict.outcome, verdict.adopted) == (ADOPT, "K4")
+    assert verdict.data["eligibility"]["K3"] == ["not built: rustc was not found"]
+
+
+def test_without_rust_cython_stays() -> None:
+    verdict = run(flat(**BASE), not_built={"K3": "no rustc", "K4": "no rustc"})
+    assert (verdict.outcome, verdict.adopted) == (KEEP, "K1")
+    assert "no rustc" in verdict.data["hot"]["reason"]
+
+
+def test_outcomes_retire_what_the_rule_says() -> None:
+    assert run(flat(**BASE, K3=11.0)).data["hot"]["retired"] == ["K0"]
+    assert run(flat(**BASE, K3=11.0)).data["hot"]["reference"] == "K1"
+    assert run(flat(**BASE, K3=22.0)).data["hot"]["retired"] == ["K3", "K4"]
+
+
+def test_a_failed_conformance_test_makes_a_fast_arm_ineligible_and_listed() -> None:
+    verdict = run(
+        flat(**BASE, K3=5.0, K4=22.0), failed_conformance={"K3": "KvBranchCopyOnWrite@P32"}
+    )
+    assert verdict.outcome == KEEP
+    assert verdict.data["eligibility"]["K3"] == ["conformance: KvBranchCopyOnWrite@P32 failed"]
+    assert any(arm["candidate"] == "K3" for arm in verdict.data["hot"]["arms"])
+
+
+def test_a_parity_mismatch_is_ineligible_and_a_tie_is_not() -> None:
+    good = list(range(600))
+    bad = [*good[:599], 7]
+    far = [9.0] * 600
+    near = [*far[:599], 0.001]
+    assert run(flat(**BASE, K3=5.0, K4=22.0), tokens={"K3": bad}, margins=far).outcome == KEEP
+    verdict = run(flat(**BASE, K3=5.0, K4=22.0), tokens={"K3": bad}, margins=near)
+    assert verdict.outcome == ADOPT
+    assert len(verdict.data["parity"]["candidates"]["K3"]["ties"]) == 1
+
+
+def test_logits_past_the_declared_tolerance_are_ineligible() -> None:
+    verdict = run(flat(**BASE, K3=5.0, K4=22.0), difference={"K3": 0.5})
+    assert verdict.outcome == KEEP
+    assert "declared tolerance" in verdict.data["eligibility"]["K3"][0]
+
+
+def test_too_few_counted_steps_show_no_parity() -> None:
+    verdict = run(flat(**BASE, K3=5.0, K4=22.0), margins=[9.0] * 100 + [0.0] * 500)
+    assert verdict.outcome == INCONCLUSIVE  # K1 has no parity evidence either
+    assert verdict.data["parity"]["candidates"]["K1"]["counted_steps"] == 100
+
+
+@pytest.mark.parametrize("context", [512, 4096, 16384])
+def test_a_missing_context_is_inconclusive_never_a_win(context: int) -> None:
+    arms = flat(**BASE, K3=11.0)
+    for contexts in arms.values():
+        contexts.pop(context)
+    verdict = run(arms)
+    assert (verdict.outcome, verdict.adopted) == (INCONCLUSIVE, None)
+    assert str(context) in verdict.data["hot"]["reason"]
+
+
+@pytest.mark.parametrize("context", [512, 4096, 16384])
+def test_a_challenger_missing_from_one_context_is_inconclusive(context: int) -> None:
+    arms = flat(**BASE, K3=11.0)
+    arms["K3"] = {c: b for c, b in arms["K3"].items() if c != context}
+    assert run(arms).outcome == INCONCLUSIVE
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_fewer_than_three_blocks_is_inconclusive(blocks: int) -> None:
+    arms = {n: {c: b[:blocks] for c, b in cs.items()} for n, cs in flat(**BASE, K3=11.0).items()}
+    assert run(arms).outcome == INCONCLUSIVE
+
+
+def test_nan_is_inconclusive_with_its_reason_never_a_silent_no() -> None:
+    k3 = {4096: [11.0] * 11 + [math.nan], 512: [11.0] * 6, 16384: [11.0] * 6}
+    verdict = run(flat(**BASE, K3=k3))
+    assert verdict.outcome == INCONCLUSIVE
+
+
+def test_contradicting_contexts_keep() -> None:
+    k3 = {4096: [11.0] * 12, 512: [60.0] * 6, 16384: [11.0] * 6}
+    assert run(flat(**BASE, K3=k3)).outcome == KEEP
+
+
+def test_a_void_block_is_left_out_whole_and_the_cap_breaks_the_gate() -> None:
+    verdict = run(flat(**BASE, K3=11.0), bandwidth={(4096, 3): (10.0, 12.0)})
+    assert verdict.outcome == INCONCLUSIVE
+    assert "read bandwidth moved by 20.0%" in verdict.data["hot"]["reason"]
+    assert verdict.data["gates"]["m2"]["4096x1x1"] == {"valid": 11, "void": 1}
+    assert run(flat(**BASE, K3=11.0), bandwidth={(4096, 3): (10.0, 11.4)}).outcome == ADOPT
+
+
+def test_a_void_trial_gives_way_to_the_next_trial_of_the_block() -> None:
+    events = trial(flat(**BASE, K3=11.0), missing=LACKS, bandwidth={(4096, 3): (10.0, 12.0)})
+    again = events[(events["stage"] == "m2") & (events["context"] == 4096) & (events["block"] == 3)]
+    again = again.assign(trial=1)
+    again.loc[again["metric"] == "probe/read_gb_per_s", "value"] = 10.0
+    verdict = decide(pd.concat([events, again], ignore_index=True), REGISTERED)
+    assert verdict.outcome == ADOPT
+    assert verdict.data["gates"]["m2"]["4096x1x1"] == {"valid": 12, "void": 1}
+
+
+def test_the_first_complete_attempt_decides_and_all_are_counted() -> None:
+    first = trial(flat(**BASE, K3=22.0), missing=LACKS)
+    second = trial(flat(**BASE, K3=11.0), missing=LACKS)
+    second = second[second["stage"] == "m2"].assign(attempt=2)
+    verdict = decide(pd.concat([first, second], ignore_index=True), REGISTERED)
+    assert verdict.outcome == KEEP
+    assert verdict.data["attempts"]["m2"] == {"made": 2, "complete": 2, "decided_by": 1}
+
+
+def test_an_incomplete_attempt_does_not_decide() -> None:
+    first = trial(flat(**BASE, K3=22.0), missing=LACKS)
+    first = first[~((first["stage"] == "m2") & (first["metric"] == "attempt/complete"))]
+    second = trial(flat(**BASE, K3=11.0), missing=LACKS)
+    second = second[second["stage"] == "m2"].assign(attempt=2)
+    verdict = decide(pd.concat([first, second], ignore_index=True), REGISTERED)
+    assert verdict.outcome == ADOPT
+
+
+def test_events_of_another_protocol_are_refused() -> None:
+    other = copy.deepcopy(REGISTERED)
+    other["decode_steps"] = 65
+    with pytest.raises(MixedProtocol, match="never mixes"):
+        decide(trial(flat(**BASE)), other)
+
+
+def test_the_verdict_does_not_depend_on_the_order_of_rows() -> None:
+    events = trial(flat(**BASE, K3=11.0), missing=LACKS)
+    shuffled = events.sample(frac=1.0, random_state=5)
+    assert decide(events, REGISTERED).to_json() == decide(shuffled, REGISTERED).to_json()
+    json.loads(decide(events, REGISTERED).to_json())
+
+
+def test_hypotheses_are_ratios_of_the_registered_arms() -> None:
+    verdict = run(flat(**BASE, K3=11.0))
+    h1 = next(h for h in verdict.data["hypotheses"] if h["id"] == "H1" and h["context"] == 4096)
+    assert h1["ratio"] == pytest.approx(100 / 80, rel=1e-9)
+    h4 = next(h for h in verdict.data["hypotheses"] if h["id"] == "H4" and h["context"] == 4096)
+    assert h4["ratio"] == pytest.approx(22 / 15, rel=1e-9)
+
+
+def test_a_reduced_precision_profile_needs_parity() -> None:
+    assert run(flat(**BASE)).data["profiles"]["K2"]["default_allowed"]
+    broken = run(flat(**BASE), difference={"K2": 5.0}).data["profiles"]["K2"]
+    assert not broken["default_allowed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"decode_steps": 0}, "decode_steps"),
+        ({"surprise": 1}, "surprise"),
+        ({"candidates": ["K1"]}, "K3"),
+        ({"cells": []}, "cells"),
+    ],
+)
+def test_a_bad_protocol_is_named(change: dict, names: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(protocol.ProtocolError, match=names):
+        protocol.check({**REGISTERED, **change})

@@ -1,0 +1,103 @@
+"""Makes event tables by hand, so that a test knows what the verdict has to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kvtrial import events, protocol
+
+ROOT = Path(__file__).resolve().parents[2]
+REGISTERED = protocol.load(ROOT / "config" / "protocol.yaml")
+LANGUAGES = {"K3": "rust", "K4": "rust"}
+PROFILES = {"K2": "fp16", "K5": "q8_0"}
+
+
+def trial(
+    step_ms: dict[str, dict[int, list[float]]],
+    *,
+    missing: dict[str, str] | None = None,
+    not_built: dict[str, str] | None = None,
+    failed_conformance: dict[str, str] | None = None,
+    bandwidth: dict[tuple[int, int], tuple[float, float]] | None = None,
+    tokens: dict[str, list[int]] | None = None,
+    margins: list[float] | None = None,
+    difference: dict[str, float] | None = None,
+    registration: dict[str, Any] = REGISTERED,
+) -> pd.DataFrame:
+    """Events of a trial.
+
+    ``step_ms``: candidate → context → one step time per block (ms). ``bandwidth``: (context, block) →
+    probe before and after, GB/s. ``tokens``: candidate → tokens of the one parity prompt.
+    """
+    rows: list[dict[str, Any]] = []
+    protocol_sha256 = protocol.sha256(registration)
+
+    def add(stage: str, metric: str, **columns: Any) -> None:
+        rows.append(
+            events.event(
+                metric,
+                stage=stage,
+                protocol_sha256=protocol_sha256,
+                build_id="b" * 12,
+                **columns,
+            )
+        )
+
+    for metric, text in (
+        ("run_id", "r1"),
+        ("model", "m"),
+        ("machine", "here"),
+        ("synthetic", "false"),
+    ):
+        add("run", f"run/{metric}", text=text)
+    names = registration["candidates"]
+    default_tokens = list(range(600))
+    for name in names:
+        add("run", "candidate/profile", candidate=name, text=PROFILES.get(name, "fp32"))
+        add("run", "candidate/missing", candidate=name, text=(missing or {}).get(name, ""))
+        add("run", "candidate/not_built", candidate=name, text=(not_built or {}).get(name, ""))
+        if name in (not_built or {}):
+            continue
+        bad = (failed_conformance or {}).get(name)
+        add("conformance", "conformance/outcome", candidate=name, value=1.0, text="KvFine@P16")
+        if bad:
+            add("conformance", "conformance/outcome", candidate=name, value=0.0, text=bad)
+        for step, token in enumerate((tokens or {}).get(name, default_tokens)):
+            at = {"candidate": name, "block": 0, "index": step}
+            add("fp16_parity", "parity/token", value=float(token), **at)
+            margin = margins[step] if margins else 9.0
+            add("fp16_parity", "parity/margin", value=margin, **at)
+            add(
+                "fp16_parity",
+                "parity/max_abs_logit_difference",
+                value=(difference or {}).get(name, 1e-4),
+                **at,
+            )
+    for name, contexts in step_ms.items():
+        for context, blocks in contexts.items():
+            for block, value in enumerate(blocks):
+                add("m2", "m2/step_ms", candidate=name, context=context, block=block, value=value)
+    for context, block in {
+        (c, b) for cs in step_ms.values() for c, bs in cs.items() for b in range(len(bs))
+    }:
+        before, after = (bandwidth or {}).get((context, block), (10.0, 10.0))
+        for index, value in enumerate((before, after)):
+            at = {"context": context, "block": block, "index": index}
+            add("m2", "probe/read_gb_per_s", value=value, **at)
+            add("m2", "probe/spin_ms", value=50.0, **at)
+    for stage in ("conformance", "fp16_parity", "m2"):
+        add(stage, "attempt/complete", value=1.0)
+    return events.to_frame(rows)
+
+
+def flat(**ms: float | dict[int, list[float]]) -> dict[str, dict[int, list[float]]]:
+    """Candidate → the same step time in every block of the three contexts (12, 6 and 6 blocks)."""
+    return {
+        name: value
+        if isinstance(value, dict)
+        else {4096: [value] * 12, 512: [value] * 6, 16384: [value] * 6}
+        for name, value in ms.items()
+    }
