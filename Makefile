@@ -1,0 +1,63 @@
+# `make` says what there is. Everything runs through `.venv/bin/python -m`, never through a script in
+# .venv/bin: the first line of a script can't hold a path with a space.
+PYTHON ?= python3
+CORES ?= 1
+MODEL ?= smollm2-135m-instruct-q4_1
+PY := .venv/bin/python
+SNAKEMAKE := $(PY) -m snakemake --cores $(CORES)
+
+# Nothing phones home.
+export DO_NOT_TRACK := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export HF_HUB_DISABLE_TELEMETRY := 1
+export PYTHONUTF8 := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup verdict smoke full build model report adopt ui test test-all lint clean
+
+help:  ## what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@echo "  A single stage again:  $(PY) -m snakemake --cores 1 --forcerun m1"
+
+setup:  ## .venv with the pinned dependencies and the compiled kernels; quick when it is there
+	@"$(PYTHON)" scripts/setup.py
+
+verdict: setup  ## the answer: which KV cache this machine should run
+	@$(SNAKEMAKE) verdict $(ARGS)
+
+smoke: setup  ## every stage on a tiny model, under two minutes
+	@$(SNAKEMAKE) --profile profiles/smoke verdict report $(ARGS)
+
+full: setup  ## the verdict, with four sessions and all cores as well
+	@$(SNAKEMAKE) --profile profiles/full verdict report $(ARGS)
+
+build: setup  ## compile the kernels where they are older than their sources
+	@$(SNAKEMAKE) build $(ARGS)
+
+model: setup  ## fetch the model (MODEL=name for another)
+	@$(PY) -m kvtrial fetch "$(MODEL)"
+
+report: setup  ## the verdict with its figures as one HTML page
+	@$(SNAKEMAKE) report $(ARGS)
+
+adopt: setup  ## let `open_store()` and `kvtrial generate` obey the verdict
+	@$(SNAKEMAKE) --forcerun adopt adopt $(ARGS)
+
+ui: setup  ## browse the measurements in MLflow
+	@$(PY) -m mlflow ui --backend-store-uri "sqlite:///$$(pwd)/results/mlflow.db"
+
+test: setup model  ## the tests, without the slow ones
+	@$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-all: setup model  ## all tests
+	@$(PY) -m pytest $(ARGS)
+
+lint: setup  ## style, types and the workflow's own checks
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@$(PY) -m cython_lint src
+	@$(PY) -m snakefmt --check --line-length 100 workflow
+	@$(SNAKEMAKE) --lint
+
+clean:  ## remove .venv and build/; results stay
+	rm -rf .venv build

@@ -1,0 +1,117 @@
+"""Make `.venv` and install the pinned dependencies and kvtrial into it; quick when nothing changed.
+
+Runs with whatever `python3` there is, so that an old or incomplete one gets a clear message:
+standard library only, and no syntax newer than Python 3.6.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+OLDEST = (3, 11)
+VENV = Path(".venv")
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "kvtrial-setup.sha256"
+REQUIREMENTS = Path("requirements/all.txt")
+#: What the environment is made from; a change of any brings it up to date.
+INPUTS = [REQUIREMENTS, Path("pyproject.toml")]
+
+
+def fail(message):
+    """Say what is wrong in one line; exit code 1."""
+    sys.exit(f"kvtrial set-up: {message}")
+
+
+def run(*command):
+    """Exit code of a command whose output goes where ours goes."""
+    return subprocess.call([str(word) for word in command])
+
+
+def use_new_enough_python():
+    """Go on with a Python of at least OLDEST, or say what is needed."""
+    if sys.version_info >= OLDEST:
+        return
+    for minor in range(20, OLDEST[1] - 1, -1):
+        found = shutil.which(f"python3.{minor}")
+        if found:
+            os.execv(found, [found, *sys.argv])
+    fail(
+        f"Python 3.{OLDEST[1]} or newer is needed; {sys.executable} is "
+        f"{sys.version_info[0]}.{sys.version_info[1]}. Install one, or name it: "
+        f"make setup PYTHON=/path/to/python3.{OLDEST[1]}"
+    )
+
+
+def check_prerequisites():
+    """The parts that Linux distributions package apart from Python."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    missing = []
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        missing.append(f"the venv module (Debian, Ubuntu: apt install python{version}-venv)")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        missing.append(
+            f"Python's headers, Python.h (Debian, Ubuntu: apt install python{version}-dev; "
+            "Fedora: dnf install python3-devel)"
+        )
+    compiler = (os.environ.get("CC") or "cc").split()[0]
+    if not shutil.which(compiler):
+        missing.append(
+            f"a C compiler, `{compiler}` (Debian, Ubuntu: apt install gcc libc6-dev; "
+            "Fedora: dnf install gcc; macOS: xcode-select --install)"
+        )
+    if missing:
+        fail("missing: " + "; ".join(missing))
+
+
+def fingerprint():
+    """sha256 over this Python and the contents of INPUTS."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in INPUTS:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def is_current(wanted):
+    """Whether the environment was made from just this, and its Python still runs."""
+    return STAMP.is_file() and STAMP.read_text() == wanted and run(PYTHON, "-c", "") == 0
+
+
+def pip(*arguments):
+    """Install into the environment."""
+    if run(PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments):
+        fail("pip failed, its words are above; the same command goes on from here")
+
+
+def make_environment():
+    """A fresh .venv where there is none that runs, then everything into it."""
+    check_prerequisites()
+    if not PYTHON.is_file() or run(PYTHON, "-c", ""):
+        print("set-up: making .venv", flush=True)
+        if run(sys.executable, "-m", "venv", "--clear", VENV):
+            fail(f"`{sys.executable} -m venv` failed, its words are above")
+    print("set-up: installing the pinned dependencies; minutes the first time", flush=True)
+    pip("--require-hashes", "--requirement", REQUIREMENTS)
+    print("set-up: compiling the kernels; about a minute the first time", flush=True)
+    pip("--no-deps", "--no-build-isolation", "--editable", ".")
+
+
+def main():
+    """Set up."""
+    use_new_enough_python()
+    wanted = fingerprint()
+    if not is_current(wanted):
+        make_environment()
+        STAMP.write_text(wanted)
+    # Kernels older than their sources are compiled again.
+    sys.exit(run(PYTHON, "-m", "kvtrial.stages.build"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The command ``kvtrial``: look at verdicts, decide again, generate, fetch, list."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from kvtrial import paths, run
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class NoVerdict(run.ConfigError):
+    """There is no verdict to show; the message says how to get one."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Subcommands: each imports what it needs, so that --help is quick
+
+
+def _newest_verdict() -> Path:
+    found = sorted(paths.results_dir().glob("*/verdict.json"), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
+    return found[-1].parent
+
+
+def _run_dir(name: str | None) -> Path:
+    """A run's folder by path or by run_id; the newest verdict's without a name."""
+    if name is None:
+        return _newest_verdict()
+    for candidate in (Path(name), paths.results_dir() / name):
+        if candidate.is_dir():
+            return candidate
+    known = sorted(p.parent.name for p in paths.results_dir().glob("*/protocol.json"))
+    raise run.ConfigError(f"no run {name!r}; known: {', '.join(known) or 'none yet'}")
+
+
+def _show(run_dir: Path) -> None:
+    import json
+
+    from rich.console import Console
+
+    from kvtrial import show
+    from kvtrial.decide import Verdict
+
+    console = Console()
+    console.print(show.render(Verdict(json.loads((run_dir / "verdict.json").read_text("utf-8")))))
+    page = run_dir / "report.html"
+    console.print(f"run      {run_dir}", soft_wrap=True, highlight=False)
+    console.print(
+        f"report   {page if page.is_file() else 'make report'}", soft_wrap=True, highlight=False
+    )
+    console.print("browse   make ui", highlight=False)
+
+
+def verdict(args: argparse.Namespace) -> None:
+    """kvtrial verdict"""
+    run_dir = _run_dir(args.run)
+    path = run_dir / "verdict.json"
+    if not path.is_file():
+        raise NoVerdict(f"{run_dir} has no verdict.json yet; run: make verdict")
+    if args.json:
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+    else:
+        _show(run_dir)
+
+
+def decide(args: argparse.Namespace) -> None:
+    """kvtrial decide RUN"""
+    from kvtrial.stages.verdict import write_verdict
+
+    run_dir = _run_dir(args.run)
+    write_verdict(run_dir)
+    _show(run_dir)
+
+
+def generate(args: argparse.Namespace) -> None:
+    """kvtrial generate TEXT"""
+    from kvtrial.generate import stream
+
+    for piece in stream(
+        args.text, model=args.model, store=args.store, tokens=args.tokens, threads=args.threads
+    ):
+        print(piece, end="", flush=True)
+
+
+def fetch(args: argparse.Namespace) -> None:
+    """kvtrial fetch NAME"""
+    from kvtrial import models
+
+    target = paths.results_dir() / "models" / f"{args.name}.gguf"
+    print(models.fetch(args.name, target))
+
+
+def candidates(args: argparse.Namespace) -> None:
+    """kvtrial candidates"""
+    from rich.console import Console
+    from rich.table import Table
+
+    from kvtrial import candidates as registry
+    from kvtrial import selection
+
+    selected = selection.load()
+    table = Table("name", "what it is", "profile", "language", "state", box=None, pad_edge=False)
+    for name, candidate in registry.candidates().items():
+        state = "built"
+        if candidate.not_built is not None:
+            state = f"not built: {candidate.not_built}"
+        elif name in selected.retired:
+            state = f"retired by {selected.run_id}"
+        elif name == selected.default:
+            state = "default"
+        table.add_row(name, candidate.title, candidate.profile.value, candidate.language, state)
+    Console().print(table)
+
+
+def models(args: argparse.Namespace) -> None:
+    """kvtrial models"""
+    for name in run.known_models():
+        here = (paths.results_dir() / "models" / f"{name}.gguf").is_file()
+        print(f"{name:32} {'here' if here else f'kvtrial fetch {name}'}")
+
+
+# --------------------------------------------------------------------------------------------------
+# The parser
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's parser; each subcommand's help is a line and an example."""
+    top = argparse.ArgumentParser(
+        prog="kvtrial", description="Which KV cache should this machine run?"
+    )
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(
+        action: Callable[[argparse.Namespace], None], line: str, example: str
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            action.__name__,
+            help=line,
+            description=f"{line[0].upper()}{line[1:]}.",
+            epilog=f"example: kvtrial {example}",
+        )
+        sub.set_defaults(action=action)
+        return sub
+
+    sub = add(verdict, "show the newest verdict, or that of a run", "verdict --json")
+    sub.add_argument("run", nargs="?", help="run_id or folder")
+    sub.add_argument("--json", action="store_true", help="verdict.json as it is")
+
+    sub = add(
+        decide, "decide again from a run's raw events; the same bytes", "decide results/RUN_ID"
+    )
+    sub.add_argument("run", help="run_id or folder")
+
+    sub = add(
+        generate,
+        "continue a text with the adopted store",
+        'generate "Once upon a time" --tokens 64',
+    )
+    sub.add_argument("text")
+    sub.add_argument("--model", default=run.DEFAULT_MODEL, help="a name of `kvtrial models`")
+    sub.add_argument("--tokens", type=int, default=64, help="tokens to make")
+    sub.add_argument("--store", help="a candidate; by default the adopted one")
+    sub.add_argument("--threads", type=int, default=1)
+
+    sub = add(fetch, "fetch or make a model's file", f"fetch {run.DEFAULT_MODEL}")
+    sub.add_argument("name", help="a name of `kvtrial models`")
+
+    add(candidates, "list the candidates, and which are built, default or retired", "candidates")
+    add(models, "list the models", "models")
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; see `exit_with` for what becomes of errors."""
+    args = parser().parse_args(argv)
+    args.action(args)
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors become one line and an exit code
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether the message was written for the person at the terminal."""
+    return type(error).__module__.partition(".")[0] == "kvtrial"
+
+
+def exit_with(main: Callable[[], int]) -> None:
+    """Run a command line and exit: 0, 1 failed, 2 wrong usage or unknown name, 130 interrupted.
+
+    Errors of this package and of the operating system are one line on stderr; anything else is a
+    fault of ours and keeps its traceback.
+    """
+    run.prepare_environment()
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        print("kvtrial: interrupted; the same command goes on from here", file=sys.stderr)
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has gone; there is nobody to tell.
+        sys.stderr.close()
+        code = EXIT_FAILED
+    except Exception as error:
+        if not (_is_ours(error) or isinstance(error, OSError)):
+            raise
+        print(f"kvtrial: {error}", file=sys.stderr)
+        unknown = isinstance(error, (LookupError, run.ConfigError))
+        code = EXIT_USAGE if unknown else EXIT_FAILED
+    sys.exit(code)

@@ -1,0 +1,187 @@
+"""A run: its name, and where each of its files lies below ``results/``.
+
+The name is made of what must not be mixed: model, registered protocol, machine class and build.
+Everything here is known before anything is measured, so the pipeline asks for it while it parses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvtrial import build, machine, paths, protocol
+
+#: The model of config/config.yaml, and of the commands that are not told another.
+DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
+PROFILES = ("default", "full")
+#: Whose events the verdict reads, in the order in which they run.
+STAGES = ("run", "conformance", "fp16_parity", "m1", "direct_write", "cold_tier", "m2")
+
+
+class ConfigError(ValueError):
+    """The configuration asks for something that is not there; the message lists what is."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside and rename, so that a half-written file is never read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def prepare_environment() -> None:
+    """Switch dependencies' telemetry off and let ``python`` in a rule be this interpreter.
+
+    To be called before mlflow or huggingface_hub is imported; child processes inherit it.
+    """
+    os.environ["DO_NOT_TRACK"] = "1"
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    folder = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", "")
+    if path.split(os.pathsep)[0] != folder:
+        os.environ["PATH"] = os.pathsep.join([folder, path])
+
+
+@dataclass(frozen=True)
+class Run:
+    """Names and places of one run.
+
+    Attributes
+    ----------
+    results : Path
+        The folder that holds all runs.
+    model : str
+        A name of config/models.yaml.
+    profile : str
+        ``default`` or ``full``: which of the protocol's cells are measured.
+    protocol : dict
+        The registered protocol, checked.
+    build_id : str
+        12 hex digits of `kvtrial.build.identity`.
+    """
+
+    results: Path
+    model: str
+    profile: str
+    protocol: dict[str, Any]
+    build_id: str
+
+    @property
+    def run_id(self) -> str:
+        """``<model>-<protocol 8>-<machine 8>-<build 12>``, and ``-full`` in that profile."""
+        digest = hashlib.sha256(machine.machine_class().encode()).hexdigest()
+        parts = [self.model, protocol.sha256(self.protocol)[:8], digest[:8], self.build_id]
+        if self.profile != "default":
+            parts.append(self.profile)
+        return "-".join(parts)
+
+    @property
+    def dir(self) -> Path:
+        """The run's own folder."""
+        return self.results / self.run_id
+
+    @property
+    def build(self) -> Path:
+        """Facts of the build, shared by the runs that use it."""
+        return self.results / "builds" / f"{self.build_id}.json"
+
+    @property
+    def gguf(self) -> Path:
+        """The model's file, shared by all runs."""
+        return self.results / "models" / f"{self.model}.gguf"
+
+    @property
+    def manifest(self) -> Path:
+        """Machine, versions, flags and hashes."""
+        return self.dir / "manifest.json"
+
+    @property
+    def workload(self) -> Path:
+        """Which snapshots the run loads, by content."""
+        return self.dir / "workload.json"
+
+    @property
+    def verdict(self) -> Path:
+        """What was decided and why."""
+        return self.dir / "verdict.json"
+
+    @property
+    def report(self) -> Path:
+        """The page for people."""
+        return self.dir / "report.html"
+
+    def events(self, stage: str) -> Path:
+        """Raw events of one stage."""
+        return self.dir / "events" / f"{stage}.parquet"
+
+    def conformance(self, candidate: str) -> Path:
+        """What one candidate passed, failed and lacks."""
+        return self.dir / "conformance" / f"{candidate}.json"
+
+    def log(self, stage: str) -> Path:
+        """Log of one stage."""
+        return self.dir / "logs" / f"{stage}.log"
+
+
+def registered_candidates() -> list[str]:
+    """Names in the entry-point group ``kvtrial.candidates``, without loading any."""
+    return sorted({point.name for point in entry_points(group="kvtrial.candidates")})
+
+
+def known_models() -> list[str]:
+    """Names of config/models.yaml."""
+    text = (paths.config_dir() / "models.yaml").read_text(encoding="utf-8")
+    return sorted(yaml.safe_load(text)["models"])
+
+
+def plan(config: dict[str, Any], results: Path | None = None) -> Run:
+    """The run that a configuration asks for.
+
+    Parameters
+    ----------
+    config : dict
+        ``model``, ``protocol`` (a path) and ``profile``, as in config/config.yaml.
+    results : Path, optional
+        By default `kvtrial.paths.results_dir`.
+
+    Raises
+    ------
+    ConfigError
+        An unknown model, profile or candidate, or no such protocol file.
+    ProtocolError
+        The protocol is not what its schema allows.
+    """
+    model, profile, path = config["model"], config["profile"], Path(config["protocol"])
+    if model not in (models := known_models()):
+        raise ConfigError(f"model: no model {model!r}; known: {', '.join(models)}")
+    if profile not in PROFILES:
+        raise ConfigError(f"profile: no profile {profile!r}; known: {', '.join(PROFILES)}")
+    if not path.is_file():
+        raise ConfigError(f"protocol: no file {str(path)!r}; the default is config/protocol.yaml")
+    registered = protocol.load(path)
+    known = registered_candidates()
+    for name in registered["candidates"]:
+        if name not in known:
+            raise ConfigError(
+                f"{path.name}: candidates: no candidate {name!r}; registered: "
+                f"{', '.join(known) or 'none (run `make build`)'}"
+            )
+    return Run(
+        results=results or paths.results_dir(),
+        model=model,
+        profile=profile,
+        protocol=registered,
+        build_id=build.identity(),
+    )

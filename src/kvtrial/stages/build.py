@@ -1,0 +1,72 @@
+"""Stage ``build``: compile the kernels where they are missing or stale, write down their facts.
+
+``python -m kvtrial.stages.build [--out results/builds/<build_id>.json]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from kvtrial import build
+from kvtrial.contract import StaleBuild
+from kvtrial.run import write_text
+
+_FACTS = "import json; from kvtrial import build; print(json.dumps(build.facts()))"
+_INSTALL = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+_INSTALL += ["--no-deps", "--no-build-isolation", "--editable", str(build.ROOT)]
+
+
+def installed_facts() -> dict[str, object]:
+    """Facts of the kernels as a fresh process would load them; empty where there are none."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FACTS], capture_output=True, text=True, check=True
+    )
+    facts: dict[str, object] = json.loads(done.stdout)
+    return facts
+
+
+def ensure_built() -> dict[str, object]:
+    """Compile unless the installed kernels are those of the sources, compilers and CPU at hand.
+
+    Raises
+    ------
+    StaleBuild
+        The compiler failed (its output is on stderr), or the kernels changed while it ran.
+    """
+    wanted = build.identity()
+    facts = installed_facts()
+    # Kernels with bounds checks are for the tests; they are never measured.
+    if facts.get("build_id") != wanted or facts.get("checks"):
+        print(f"build: compiling the kernels ({wanted}), about a minute", file=sys.stderr)
+        if subprocess.run([sys.executable, *_INSTALL], stdout=sys.stderr).returncode:
+            raise StaleBuild("the kernels do not compile; the compiler's words are above")
+        facts = installed_facts()
+        if facts.get("build_id") != wanted:
+            raise StaleBuild(
+                f"the kernels are those of {facts.get('build_id')}, the sources and compilers say "
+                f"{wanted}; an edit during the build? run again: {build.REBUILD}"
+            )
+    if facts["rust_missing"]:
+        print(f"build: without the Rust candidates: {facts['rust_missing']}", file=sys.stderr)
+    return facts
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of the stage."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="where the facts go, as JSON")
+    args = parser.parse_args(argv)
+    facts = ensure_built()
+    if args.out:
+        write_text(args.out, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    from kvtrial.cli import exit_with
+
+    exit_with(main)

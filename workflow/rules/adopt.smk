@@ -1,0 +1,18 @@
+rule adopt:
+    """Let the runtime obey the verdict, and write it down for people."""
+    input:
+        verdict=RUN.verdict,
+        modules=modules("stages/adopt.py", "selection.py"),
+    output:
+        note=RUN.dir / "adopted.json",
+    log:
+        RUN.log("adopt"),
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        run_dir=RUN.dir,
+    message:
+        "adopt: {RUN.run_id}"
+    shell:
+        "python -m kvtrial.stages.adopt --run-dir {params.run_dir:q} --note {output.note:q} 2> {log:q}"

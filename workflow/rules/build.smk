@@ -1,0 +1,16 @@
+rule build:
+    """Compile the kernels and write down what they were built from."""
+    input:
+        sources=build.native_sources(),
+        project="pyproject.toml",
+    output:
+        facts=RUN.build,
+    log:
+        RUN.log("build"),
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    message:
+        "build: kernels {RUN.build_id}"
+    shell:
+        "python -m kvtrial.stages.build --out {output.facts:q} 2> {log:q}"

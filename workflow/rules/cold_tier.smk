@@ -1,0 +1,25 @@
+rule cold_tier:
+    """Spill, restore, crash and reopen for both cold stores."""
+    input:
+        protocol=PROTOCOL,
+        facts=RUN.build,
+        gguf=RUN.gguf,
+        workload=RUN.workload,
+        conformance=ancient(RUN.events("conformance")),
+        modules=modules("stages/cold_tier.py", "measure", "cold"),
+    output:
+        events=RUN.events("cold_tier"),
+    log:
+        RUN.log("cold_tier"),
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    resources:
+        machine=1,
+    params:
+        run_dir=RUN.dir,
+    message:
+        "cold_tier: spill and restore"
+    shell:
+        "python -m kvtrial.stages.cold_tier --run-dir {params.run_dir:q} --gguf {input.gguf:q}"
+        " 2>&1 | tee {log:q}"

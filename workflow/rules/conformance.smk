@@ -1,0 +1,20 @@
+rule conformance:
+    """Run the suite on every candidate, each in its own process: passed, failed, gaps."""
+    input:
+        protocol=PROTOCOL,
+        facts=RUN.build,
+        modules=modules("stages/conformance.py", "conformance", "hot"),
+    output:
+        events=RUN.events("conformance"),
+        candidates=[RUN.conformance(name) for name in RUN.protocol["candidates"]],
+    log:
+        RUN.log("conformance"),
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        run_dir=RUN.dir,
+    message:
+        "conformance: the suite over every candidate"
+    shell:
+        "python -m kvtrial.stages.conformance --run-dir {params.run_dir:q} 2>&1 | tee {log:q}"

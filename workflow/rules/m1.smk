@@ -1,0 +1,27 @@
+rule m1:
+    """Time one attention region, candidates interleaved."""
+    input:
+        protocol=PROTOCOL,
+        facts=RUN.build,
+        gguf=RUN.gguf,
+        workload=RUN.workload,
+        conformance=ancient(RUN.events("conformance")),
+        modules=modules("stages/m1.py", "measure", "hot"),
+    output:
+        events=RUN.events("m1"),
+    log:
+        RUN.log("m1"),
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    resources:
+        machine=1,
+    params:
+        run_dir=RUN.dir,
+        profile=RUN.profile,
+    message:
+        "m1: one attention region"
+    shell:
+        "python -m kvtrial.stages.m1 --run-dir {params.run_dir:q} --gguf {input.gguf:q}"
+        " --profile {params.profile:q}"
+        " 2>&1 | tee {log:q}"

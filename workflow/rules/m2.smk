@@ -1,0 +1,28 @@
+rule m2:
+    """Time whole decodes, paired by block."""
+    input:
+        protocol=PROTOCOL,
+        facts=RUN.build,
+        gguf=RUN.gguf,
+        workload=RUN.workload,
+        conformance=ancient(RUN.events("conformance")),
+        parity=ancient(RUN.events("fp16_parity")),
+        modules=modules("stages/m2.py", "measure", "engine", "hot"),
+    output:
+        events=RUN.events("m2"),
+    log:
+        RUN.log("m2"),
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    resources:
+        machine=1,
+    params:
+        run_dir=RUN.dir,
+        profile=RUN.profile,
+    message:
+        "m2: whole decodes in blocks"
+    shell:
+        "python -m kvtrial.stages.m2 --run-dir {params.run_dir:q} --gguf {input.gguf:q}"
+        " --profile {params.profile:q}"
+        " 2>&1 | tee {log:q}"
