@@ -44,10 +44,9 @@ def _show(run_dir: Path) -> None:
     from rich.console import Console
 
     from kvtrial import show
-    from kvtrial.decide import Verdict
 
     console = Console()
-    console.print(show.render(Verdict(json.loads((run_dir / "verdict.json").read_text("utf-8")))))
+    console.print(show.render(json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))))
     page = run_dir / "report.html"
     console.print(f"run      {run_dir}", soft_wrap=True, highlight=False)
     console.print(

@@ -1,0 +1,135 @@
+"""Stage ``manifest``: what this run is of, written before anything is measured.
+
+``manifest.json`` is for people: machine, versions, flags and hashes. ``protocol.json`` is the protocol as
+it is run. ``events/run.parquet`` holds what the decision rule has to know about run and candidates.
+
+``python -m kvtrial.stages.manifest --run-dir DIR --protocol FILE --build FILE --model NAME
+--gguf FILE --profile default``
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+from importlib.metadata import entry_points, requires, version
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+import kvtrial
+from kvtrial import build, candidates, events, machine, models, protocol
+from kvtrial.contract import Candidate
+from kvtrial.run import write_text
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of kvtrial and of what it depends on."""
+    wanted = [Requirement(line) for line in requires("kvtrial") or []]
+    found = {w.name: version(w.name) for w in wanted if not w.marker or w.marker.evaluate()}
+    return {"kvtrial": kvtrial.__version__, **dict(sorted(found.items()))}
+
+
+def source_commit() -> str:
+    """The checkout's commit, with ``-dirty`` where files differ from it; empty outside of git."""
+    command = ["git", "-C", str(build.ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def describe(name: str, candidate: Candidate) -> dict[str, Any]:
+    """One candidate as the manifest lists it."""
+    (point,) = entry_points(group=candidates.GROUP, name=name)
+    return {
+        "title": candidate.title,
+        "role": candidate.role,
+        "profile": candidate.profile.value,
+        "language": candidate.language,
+        "owner": candidate.owner,
+        "layout": candidate.layout,
+        "missing": list(candidate.missing_capabilities),
+        "not_built": candidate.not_built or "",
+        "from": f"{point.dist.name} {point.dist.version}" if point.dist else point.value,
+    }
+
+
+def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of stage ``run``: facts of the run, then of each candidate, all as text."""
+    common = {
+        "stage": "run",
+        "protocol_sha256": manifest["protocol_sha256"],
+        "build_id": manifest["build"]["build_id"],
+    }
+    facts = {
+        "run_id": manifest["run_id"],
+        "model": manifest["model"]["name"],
+        "machine": manifest["machine_class"],
+        "synthetic": "true" if manifest["model"]["synthetic"] else "",
+        "profile": manifest["profile"],
+    }
+    rows = [events.event(f"run/{key}", text=text, **common) for key, text in facts.items()]
+    for name, facts in manifest["candidates"].items():
+        texts = {
+            "profile": facts["profile"],
+            "language": facts["language"],
+            "missing": ", ".join(facts["missing"]),
+            "not_built": facts["not_built"],
+        }
+        rows += [
+            events.event(f"candidate/{key}", candidate=name, text=text, **common)
+            for key, text in texts.items()
+        ]
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of the stage."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--protocol", type=Path, required=True)
+    parser.add_argument("--build", type=Path, required=True, help="facts of the build, JSON")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--profile", required=True)
+    args = parser.parse_args(argv)
+
+    registered = protocol.load(args.protocol)
+    manifest = {
+        "run_id": args.run_dir.name,
+        "profile": args.profile,
+        "protocol_sha256": protocol.sha256(registered),
+        "machine_class": machine.machine_class(),
+        "machine": machine.record(),
+        "build": json.loads(args.build.read_text(encoding="utf-8")),
+        "model": {
+            "name": args.model,
+            "sha256": file_sha256(args.gguf),
+            "bytes": args.gguf.stat().st_size,
+            "synthetic": models.is_synthetic(args.model),
+        },
+        "candidates": {
+            name: describe(name, candidates.get(name)) for name in registered["candidates"]
+        },
+        "versions": versions(),
+        "source_commit": source_commit(),
+    }
+    events.write(events.to_frame(run_events(manifest)), args.run_dir / "events" / "run.parquet")
+    write_text(args.run_dir / "protocol.json", json.dumps(registered, indent=2) + "\n")
+    write_text(args.run_dir / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    from kvtrial.cli import exit_with
+
+    exit_with(main)
