@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REBUILD = "make build   (or: snakemake --cores 1 build)"
-_NATIVE_SUFFIXES = {".pyx", ".pxd", ".pxi", ".h", ".rs", ".in"}
+_NATIVE_SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h", ".rs", ".in"}
 
 
 def native_sources(root: Path = ROOT) -> list[Path]:

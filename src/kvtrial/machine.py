@@ -1,4 +1,7 @@
-"""What this machine is: a short class name for runs and selections, and the full record."""
+"""What this machine is: a short class name for runs and selections, and the full record.
+
+Everything here reads and nothing changes the machine: no governor is set, no cache dropped.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,22 @@ import functools
 import os
 import platform
 import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
+
+#: Taken where neither the kernel nor sysctl says how large the last-level cache is.
+ASSUMED_LLC_BYTES = 32 * 2**20
+#: Set for every measured process, and recorded.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
 
 
 @functools.cache
@@ -30,3 +48,140 @@ def machine_class() -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     parts = [platform.machine(), slug, stepping, f"{os.cpu_count()}c"]
     return "-".join(p for p in parts if p)
+
+
+def caches() -> list[dict[str, Any]]:
+    """CPU 0's caches, nearest first: level, type (Data, Instruction, Unified), bytes,
+    line_bytes."""
+    found = []
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        size = re.fullmatch(r"(\d+)([KMG]?)", _read(index / "size"))
+        level, kind = _read(index / "level"), _read(index / "type")
+        if size is None or not level.isdigit():
+            continue
+        line = _read(index / "coherency_line_size")
+        found.append(
+            {
+                "level": int(level),
+                "type": kind,
+                "bytes": int(size[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[size[2]],
+                "line_bytes": int(line) if line.isdigit() else None,
+            }
+        )
+    for name, number, kind in (
+        ("hw.l1icachesize", 1, "Instruction"),
+        ("hw.l1dcachesize", 1, "Data"),
+        ("hw.l2cachesize", 2, "Unified"),
+        ("hw.l3cachesize", 3, "Unified"),
+    ):
+        if sys.platform == "darwin" and (text := _sysctl(name)).isdigit() and int(text):
+            found.append({"level": number, "type": kind, "bytes": int(text), "line_bytes": None})
+    return found
+
+
+def last_level_cache_bytes() -> int:
+    """Bytes of the largest data cache; `ASSUMED_LLC_BYTES` where the system doesn't say."""
+    sizes = [c["bytes"] for c in caches() if c["type"] != "Instruction"]
+    return max(sizes, default=ASSUMED_LLC_BYTES)
+
+
+def affinity() -> list[int]:
+    """CPUs that this process may run on; all of them where the system has no such notion."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def usable_cpus() -> int:
+    """CPUs that work can really use at once: affinity and the control group's quota considered."""
+    quota = cgroup_cpu_quota()
+    return max(1, min(len(affinity()), int(quota) if quota else len(affinity())))
+
+
+def cgroup_cpu_quota() -> float | None:
+    """CPUs that the control group allows, such as 1.5; None without a limit."""
+    text = _read(Path("/sys/fs/cgroup/cpu.max")).split()
+    if len(text) == 2 and text[0] != "max":
+        return int(text[0]) / int(text[1])
+    quota = _read(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+    period = _read(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
+    if quota.isdigit() and period.isdigit() and int(period):
+        return int(quota) / int(period)
+    return None
+
+
+def record() -> dict[str, Any]:
+    """The full machine record, JSON-safe; None or an empty value where the system doesn't say.
+
+    Takes about a second: it is made once a run, for the manifest.
+    """
+    import cpuinfo
+    import psutil
+    import threadpoolctl
+
+    from kvtrial import build
+
+    cpu = cpuinfo.get_cpu_info()
+    flags = sorted(cpu.get("flags", []))
+    cpufreq = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+    frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+    import numpy as np  # threadpoolctl lists only libraries that are loaded
+
+    return {
+        "class": machine_class(),
+        "cpu_model_name": cpu.get("brand_raw", platform.processor()),
+        "architecture": platform.machine(),
+        "cpu_features": flags,
+        "caches": caches(),
+        "logical_cpus": os.cpu_count(),
+        "physical_cpus": psutil.cpu_count(logical=False),
+        "affinity": affinity(),
+        "cgroup_cpu_quota": cgroup_cpu_quota(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()),
+        "governor": _read(cpufreq / "scaling_governor") or None,
+        "frequency_mhz": frequency.current if frequency else None,
+        "hypervisor": "hypervisor" in flags or _sysctl("kern.hv_vmm_present") == "1",
+        "transparent_huge_pages": _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+        or None,
+        "address_space_randomisation": _read(Path("/proc/sys/kernel/randomize_va_space")) or None,
+        "thread_variables": {name: os.environ.get(name) for name in THREAD_VARIABLES},
+        "blas": [
+            {
+                key: pool.get(key)
+                for key in ("internal_api", "version", "architecture", "num_threads")
+            }
+            for pool in threadpoolctl.threadpool_info()
+        ],
+        "python": platform.python_version(),
+        "packages": {"numpy": np.__version__, **_package_versions()},
+        "build": build.facts(),
+    }
+
+
+def _package_versions() -> dict[str, str]:
+    """Versions of kvtrial and of what it depends on."""
+    found = {"kvtrial": version("kvtrial")}
+    for requirement in requires("kvtrial") or []:
+        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # an extra that nobody installed
+            continue
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _sysctl(name: str) -> str:
+    if sys.platform != "darwin":
+        return ""
+    done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
+    return done.stdout.strip()

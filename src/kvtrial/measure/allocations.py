@@ -1,0 +1,54 @@
+"""Counts malloc, calloc, realloc, aligned_alloc, posix_memalign and mmap calls of native code.
+
+`tracemalloc` doesn't see what Cython and Rust allocate. `native/alloc_count.c` does: loaded before
+the C library it stands in front of the allocator and counts, per thread. That takes a process of
+its own, started with `preload_environment`; elsewhere `count_calls` gives None, "not available".
+
+Decided here: a count is never taken in a timed process, since the counter costs a little on each
+call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kvtrial.measure._allocations as _allocations
+
+
+def library() -> Path | None:
+    """The library to load first, or None on a platform that has none (it needs Linux and glibc)."""
+    path = Path(_allocations.__file__).with_name("alloc_count.so")
+    return path if path.is_file() else None
+
+
+def preload_environment() -> dict[str, str] | None:
+    """Environment variables that make a child process count, or None where that can't be done."""
+    found = library()
+    return None if found is None else {"LD_PRELOAD": str(found)}
+
+
+def available() -> bool:
+    """Whether this very process counts."""
+    return bool(_allocations.preloaded())
+
+
+def count_calls(function: Callable[..., Any], *args: Any, every_thread: bool = False) -> int | None:
+    """Allocation calls made while ``function(*args)`` runs.
+
+    Parameters
+    ----------
+    function, args
+        What is called, once. The interpreter's own allocations count too: warm it up first, so that
+        its caches are filled.
+    every_thread : bool
+        Count the calls of all threads, not of this one alone; only where no other thread is busy.
+
+    Returns
+    -------
+    int or None
+        None where nothing counts in this process.
+    """
+    calls = _allocations.count_calls(function, args, every_thread)
+    return None if calls < 0 else calls

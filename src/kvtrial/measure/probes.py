@@ -1,0 +1,140 @@
+"""What the machine does right now, by fixed work: clock speed, read bandwidth, arithmetic, load.
+
+A block is judged by these alone (`kvtrial.gates`), and they are the ceilings that M1 is held
+against. Each reading is the best of several passes: a ceiling is what the machine can do, and the
+best pass is the one that the neighbours on a shared machine disturbed least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+
+from kvtrial import machine
+from kvtrial.measure import clock
+from kvtrial.measure._probes import FMA_FLOPS, fma, read, spin
+
+SPIN_LINKS = 4_000_000  # about 5 ms a pass
+FMA_ROUNDS = 1_000_000  # about 2 ms a pass
+PASSES = 6
+#: The buffer is this many times the last-level cache, so that a pass reads memory, not cache.
+LLC_MULTIPLE = 4
+_WORDS = 64  # the read loop takes 64 words at once
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of all probes.
+
+    Attributes
+    ----------
+    spin_ms : float
+        A fixed chain of dependent integer multiplications, one thread: it moves with the clock.
+    read_gb_per_s : float
+        Streaming read over all threads, 1e9 bytes a second.
+    fma_gflop_per_s : float
+        FP32 multiply-adds over all threads, 1e9 operations a second (two a multiply-add).
+    """
+
+    spin_ms: float
+    read_gb_per_s: float
+    fma_gflop_per_s: float
+
+
+class Probes:
+    """Fixed work for a number of threads; takes its buffer once.
+
+    Parameters
+    ----------
+    threads : int
+        Threads that read and calculate at the same time.
+    buffer_bytes : int, optional
+        Bytes of the buffer that is read; by default four last-level caches, at most a quarter of
+        the memory that is available.
+    """
+
+    def __init__(self, threads: int = 1, buffer_bytes: int | None = None) -> None:
+        if threads < 1:
+            raise ValueError(f"threads is {threads}; give at least 1")
+        if buffer_bytes is None:
+            buffer_bytes = min(
+                LLC_MULTIPLE * machine.last_level_cache_bytes(),
+                psutil.virtual_memory().available // 4,
+            )
+        per_thread = max(buffer_bytes // (8 * _WORDS * threads), 1) * _WORDS
+        # Written once: pages that nobody wrote to would all be the one zero page.
+        self._buffer = np.arange(per_thread * threads, dtype=np.uint64)
+        self._chunks = np.split(self._buffer, threads)
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def measure(self) -> Reading:
+        """Take a reading; about 100 ms."""
+        spin_ns = min(self._time_ns(spin, [(7, SPIN_LINKS)]) for _ in range(PASSES))
+        chunks = [(chunk,) for chunk in self._chunks]
+        read_ns = min(self._time_ns(read, chunks) for _ in range(PASSES))
+        work = [(0.5, 1.0, FMA_ROUNDS)] * self._threads
+        fma_ns = min(self._time_ns(fma, work) for _ in range(PASSES))
+        return Reading(
+            spin_ms=spin_ns / 1e6,
+            read_gb_per_s=self._buffer.nbytes / read_ns,
+            fma_gflop_per_s=self._threads * FMA_ROUNDS * FMA_FLOPS / fma_ns,
+        )
+
+    def _time_ns(self, function: Callable[..., Any], work: list[tuple[Any, ...]]) -> int:
+        """Nanoseconds until all of ``work``, one tuple of arguments a thread, is done."""
+        start = clock.now_ns()
+        if len(work) == 1 or self._pool is None:
+            for args in work:
+                function(*args)
+        else:
+            for running in [self._pool.submit(function, *args) for args in work]:
+                running.result()
+        return clock.elapsed_ns(start, clock.now_ns(), f"probe {function.__name__}")
+
+    def close(self) -> None:
+        """Give threads and buffer back."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._chunks = []
+        self._buffer = np.empty(0, np.uint64)
+
+
+class StealMeter:
+    """The share of CPU time that the hypervisor gave to others since it was made."""
+
+    def __init__(self) -> None:
+        self._start = psutil.cpu_times()
+
+    def fraction(self) -> float | None:
+        """Between 0 and 1; None where the system doesn't say (macOS), 0 before the first tick."""
+        now = psutil.cpu_times()
+        if not hasattr(now, "steal"):
+            return None
+        # guest time is part of user time; counting it again would hide steal.
+        spent = {
+            name: getattr(now, name) - getattr(self._start, name)
+            for name in now._fields
+            if not name.startswith("guest")
+        }
+        total = sum(spent.values())
+        return spent["steal"] / total if total > 0 else 0.0
+
+
+def load() -> float:
+    """Runnable tasks, averaged over the last minute."""
+    return psutil.getloadavg()[0]
+
+
+def frequency_mhz() -> float | None:
+    """Current clock of the CPU in MHz, or None where the system doesn't say."""
+    try:
+        found = psutil.cpu_freq()
+    except (NotImplementedError, OSError):
+        return None
+    return None if found is None or not found.current else float(found.current)
