@@ -11,7 +11,6 @@ import platform
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +112,18 @@ def cgroup_cpu_quota() -> float | None:
 def record() -> dict[str, Any]:
     """The full machine record, JSON-safe; None or an empty value where the system doesn't say.
 
-    Takes about a second: it is made once a run, for the manifest.
+    Takes about a second: it is made once a run, for the manifest, which adds what the kernels were
+    built from and the versions of packages.
     """
     import cpuinfo
+    import numpy as np  # noqa: F401  threadpoolctl lists only libraries that are loaded
     import psutil
     import threadpoolctl
-
-    from kvtrial import build
 
     cpu = cpuinfo.get_cpu_info()
     flags = sorted(cpu.get("flags", []))
     cpufreq = Path("/sys/devices/system/cpu/cpu0/cpufreq")
     frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
-    import numpy as np  # threadpoolctl lists only libraries that are loaded
-
     return {
         "class": machine_class(),
         "cpu_model_name": cpu.get("brand_raw", platform.processor()),
@@ -155,22 +152,7 @@ def record() -> dict[str, Any]:
             }
             for pool in threadpoolctl.threadpool_info()
         ],
-        "python": platform.python_version(),
-        "packages": {"numpy": np.__version__, **_package_versions()},
-        "build": build.facts(),
     }
-
-
-def _package_versions() -> dict[str, str]:
-    """Versions of kvtrial and of what it depends on."""
-    found = {"kvtrial": version("kvtrial")}
-    for requirement in requires("kvtrial") or []:
-        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # an extra that nobody installed
-            continue
-    return found
 
 
 def _read(path: Path) -> str:

@@ -90,8 +90,7 @@ def test_the_machine_record_names_what_a_reader_needs():
     assert json.loads(json.dumps(record)) == record
     assert record["memory_bytes"] > 2**28
     assert set(record["affinity"]) <= set(range(record["logical_cpus"]))
-    assert record["packages"]["numpy"] == np.__version__
-    assert record["build"]["build_id"]
+    assert any(pool["num_threads"] >= 1 for pool in record["blas"])
     assert record["class"] == machine.machine_class()
     assert machine.usable_cpus() >= 1
     assert all(c["bytes"] >= 1024 for c in record["caches"])

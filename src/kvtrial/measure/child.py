@@ -1,0 +1,136 @@
+"""Measured processes: how they are started, what they are given, how they answer.
+
+A measuring module is run as ``python -m <module> SPEC.json OUT.json``: a fresh process with fixed
+surroundings, no MLflow, no compiler, no network. It writes its rows only when it is done, so a
+child that dies leaves nothing half. Before each candidate it notes the name beside OUT: if the
+process dies (a kernel that crashes takes the interpreter along) the parent knows whose fault it
+was.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvtrial import machine
+
+Row = dict[str, Any]
+Spec = dict[str, Any]
+
+
+class ChildDied(RuntimeError):
+    """A measured process ended without rows. ``candidate`` is who ran then, or None."""
+
+    def __init__(self, message: str, candidate: str | None) -> None:
+        super().__init__(message)
+        self.candidate = candidate
+
+
+def environment(threads: int, preload: dict[str, str] | None = None) -> dict[str, str]:
+    """The surroundings of every measured process, the same for all arms.
+
+    Libraries read their number of threads as they are loaded, so it has to be set here, before the
+    child imports anything; setting it later has no effect.
+    """
+    fixed = {name: str(threads) for name in machine.THREAD_VARIABLES}
+    kept = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "MALLOC_ARENA_MAX")}
+    return {**kept, **fixed, "PYTHONHASHSEED": "0", **(preload or {})}
+
+
+def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = None) -> list[Row]:
+    """Run a measuring module in a fresh process and return its rows.
+
+    Parameters
+    ----------
+    module : str
+        Such as ``kvtrial.measure.block``.
+    spec : dict
+        JSON-safe; what the module's docstring says.
+    threads : int
+        For the thread pools of libraries.
+    preload : dict, optional
+        Further variables, see `kvtrial.measure.allocations.preload_environment`.
+
+    Raises
+    ------
+    ChildDied
+        It left no rows; the message has the end of what it wrote to stderr.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvtrial-") as folder:
+        spec_path, out_path = Path(folder) / "spec.json", Path(folder) / "out.json"
+        spec_path.write_text(json.dumps(spec), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(spec_path), str(out_path)],
+            env=environment(threads, preload),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode == 0 and out_path.is_file():
+            rows: list[Row] = json.loads(out_path.read_text(encoding="utf-8"))
+            return rows
+        note = _note_path(out_path)
+        candidate = note.read_text(encoding="utf-8") if note.is_file() else None
+        raise ChildDied(
+            f"{module} {_how_it_ended(done.returncode)}"
+            f"{f' while it ran {candidate}' if candidate else ''}: {done.stderr.strip()[-2000:]}",
+            candidate,
+        )
+
+
+def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list[str]) -> None:
+    """The child's side. ``measure(spec, note)`` calls ``note(candidate)`` before each candidate."""
+    if len(argv) != 3:
+        raise SystemExit(f"usage: python -m {measure.__module__} SPEC.json OUT.json")
+    spec = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
+    out = Path(argv[2])
+    note = _note_path(out)
+    rows = measure(spec, lambda candidate: _replace(note, candidate))
+    _replace(out, json.dumps(rows))
+
+
+def failed_row(error: BaseException | str) -> str:
+    """An error as a row says it: one line, at most 500 characters."""
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:500]
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Collect now, and not again until the body is done."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _note_path(out: Path) -> Path:
+    return out.with_suffix(".running")
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
