@@ -21,6 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REBUILD = "make build   (or: snakemake --cores 1 build)"
+#: Below src/kvtrial: the Python that runs beside the kernels in a measured process.
+_MEASURED = ("cold", "engine", "hot", "measure")
 _NATIVE_SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h", ".rs", ".in"}
 
 
@@ -34,14 +36,25 @@ def native_sources(root: Path = ROOT) -> list[Path]:
     return sorted(found)
 
 
-def source_hash(root: Path = ROOT) -> str:
-    """sha256 over names and contents of the native sources."""
+def measured_modules(root: Path = ROOT) -> list[Path]:
+    """Every Python module that a measured process runs, sorted; relative to ``root``."""
+    package = root / "src" / "kvtrial"
+    found = [path for folder in _MEASURED for path in (package / folder).rglob("*.py")]
+    return sorted(path.relative_to(root) for path in found)
+
+
+def _hash(root: Path, files: list[Path]) -> str:
     digest = hashlib.sha256()
-    for relative in native_sources(root):
+    for relative in files:
         data = (root / relative).read_bytes()
         digest.update(f"{relative.as_posix()}\0{len(data)}\0".encode())
         digest.update(data)
     return digest.hexdigest()
+
+
+def source_hash(root: Path = ROOT) -> str:
+    """sha256 over names and contents of the native sources."""
+    return _hash(root, native_sources(root))
 
 
 def _first_line(command: list[str]) -> str:
@@ -85,8 +98,9 @@ def toolchain(c_compiler: str | None = None) -> dict[str, Any]:
 
 
 def identity(root: Path = ROOT, tools: dict[str, Any] | None = None) -> str:
-    """12 hex digits that change with native sources, compilers, target or Python."""
-    text = source_hash(root) + repr(sorted((tools or toolchain()).items()))
+    """12 hex digits that change with whatever is measured: native sources, the Python beside them,
+    compilers, target and interpreter."""
+    text = source_hash(root) + _hash(root, measured_modules(root)) + repr(sorted((tools or toolchain()).items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -108,6 +108,11 @@ class Run:
         return self.dir / "manifest.json"
 
     @property
+    def protocol_json(self) -> Path:
+        """The protocol as it is run."""
+        return self.dir / "protocol.json"
+
+    @property
     def workload(self) -> Path:
         """Which snapshots the run loads, by content."""
         return self.dir / "workload.json"

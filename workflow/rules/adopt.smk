@@ -12,7 +12,9 @@ rule adopt:
     threads: 1
     params:
         run_dir=RUN.dir,
+        selection=paths.config_dir() / "selection.yaml",
     message:
         "adopt: {RUN.run_id}"
     shell:
-        "python -m kvtrial.stages.adopt --run-dir {params.run_dir:q} --note {output.note:q} 2> {log:q}"
+        "python -m kvtrial.stages.adopt --run-dir {params.run_dir:q}"
+        " --selection {params.selection:q} --docs docs --note {output.note:q} 2> {log:q}"

@@ -2,11 +2,11 @@ rule cold_tier:
     """Spill, restore, crash and reopen for both cold stores."""
     input:
         protocol=PROTOCOL,
-        facts=RUN.build,
-        gguf=RUN.gguf,
+        facts=BUILD,
+        gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
-        modules=modules("stages/cold_tier.py", "measure", "cold"),
+        module=modules("stages/cold_tier.py"),
     output:
         events=RUN.events("cold_tier"),
     log:

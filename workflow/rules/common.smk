@@ -8,8 +8,18 @@ validate(config, "../schemas/config.schema.yaml")
 
 run.prepare_environment()
 
-RUN = run.plan(config, Path(os.path.relpath(paths.results_dir())))
-PROTOCOL = ancient(RUN.dir / "protocol.json")  # its hash is in the folder's name
+
+def near(path):
+    """Relative where it lies below the working directory, so that messages stay short."""
+    return Path(os.path.relpath(path)) if Path(path).is_relative_to(Path.cwd()) else Path(path)
+
+
+RUN = run.plan(config, near(paths.results_dir()))
+
+# What the run's name stands for never makes a finished stage of it run again.
+PROTOCOL = ancient(RUN.protocol_json)
+BUILD = ancient(RUN.build)
+GGUF = ancient(RUN.gguf)
 
 
 def modules(*names):

@@ -2,8 +2,8 @@ rule conformance:
     """Run the suite on every candidate, each in its own process: passed, failed, gaps."""
     input:
         protocol=PROTOCOL,
-        facts=RUN.build,
-        modules=modules("stages/conformance.py", "conformance", "hot"),
+        facts=BUILD,
+        modules=modules("stages/conformance.py", "conformance"),
     output:
         events=RUN.events("conformance"),
         candidates=[RUN.conformance(name) for name in RUN.protocol["candidates"]],

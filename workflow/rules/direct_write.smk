@@ -2,11 +2,11 @@ rule direct_write:
     """Time direct-to-cache projection against scratch and append."""
     input:
         protocol=PROTOCOL,
-        facts=RUN.build,
-        gguf=RUN.gguf,
+        facts=BUILD,
+        gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
-        modules=modules("stages/direct_write.py", "measure", "engine", "hot"),
+        module=modules("stages/direct_write.py"),
     output:
         events=RUN.events("direct_write"),
     log:

@@ -2,10 +2,10 @@ rule fp16_parity:
     """Compare every arm's tokens and logits with K0's before anything is timed."""
     input:
         protocol=PROTOCOL,
-        facts=RUN.build,
-        gguf=RUN.gguf,
+        facts=BUILD,
+        gguf=GGUF,
         workload=RUN.workload,
-        modules=modules("stages/fp16_parity.py", "engine", "hot"),
+        module=modules("stages/fp16_parity.py"),
     output:
         events=RUN.events("fp16_parity"),
     log:

@@ -2,11 +2,11 @@ rule m1:
     """Time one attention region, candidates interleaved."""
     input:
         protocol=PROTOCOL,
-        facts=RUN.build,
-        gguf=RUN.gguf,
+        facts=BUILD,
+        gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
-        modules=modules("stages/m1.py", "measure", "hot"),
+        module=modules("stages/m1.py"),
     output:
         events=RUN.events("m1"),
     log:

@@ -2,12 +2,12 @@ rule m2:
     """Time whole decodes, paired by block."""
     input:
         protocol=PROTOCOL,
-        facts=RUN.build,
-        gguf=RUN.gguf,
+        facts=BUILD,
+        gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
         parity=ancient(RUN.events("fp16_parity")),
-        modules=modules("stages/m2.py", "measure", "engine", "hot"),
+        module=modules("stages/m2.py"),
     output:
         events=RUN.events("m2"),
     log:

@@ -6,7 +6,7 @@ rule manifest:
         protocol=config["protocol"],
     output:
         manifest=RUN.manifest,
-        protocol=RUN.dir / "protocol.json",
+        protocol=RUN.protocol_json,
         events=RUN.events("run"),
     log:
         RUN.log("manifest"),

@@ -2,9 +2,9 @@ rule workload:
     """Prefill real text once per model and context; the snapshots are shared between runs."""
     input:
         protocol=PROTOCOL,
-        facts=RUN.build,
-        gguf=RUN.gguf,
-        modules=modules("stages/workload.py", "engine"),
+        facts=BUILD,
+        gguf=GGUF,
+        module=modules("stages/workload.py"),
     output:
         workload=RUN.workload,
     log:

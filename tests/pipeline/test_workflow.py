@@ -1,0 +1,94 @@
+"""What Snakemake would do, and what it says to a wrong configuration. Nothing is measured here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAIN = {"build", "model", "manifest", "workload", "conformance", "fp16_parity", "m1", "m2"}
+CHAIN |= {"direct_write", "cold_tier", "verdict"}
+
+
+def planned(text: str) -> dict[str, int]:
+    """Rule → jobs, from the table that a dry run prints."""
+    return {name: int(n) for name, n in re.findall(r"^(\w+) +(\d+)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--profile", "profiles/smoke"], ["--profile", "profiles/full"]]
+)
+def test_every_stage_is_planned_once_for_the_verdict(snakemake, arguments):
+    done = snakemake("-n", *arguments)
+    assert done.returncode == 0, done.stdout
+    assert planned(done.stdout) == {**dict.fromkeys(CHAIN, 1), "all": 1, "total": len(CHAIN) + 1}
+
+
+def test_report_and_adopt_follow_the_verdict(snakemake):
+    done = snakemake("-n", "report", "adopt")
+    assert done.returncode == 0, done.stdout
+    assert set(planned(done.stdout)) == CHAIN | {"report", "adopt", "total"}
+
+
+@pytest.mark.parametrize("name", ["build", "model"])
+def test_a_stage_alone_needs_no_other(snakemake, name):
+    done = snakemake("-n", name)
+    assert done.returncode == 0, done.stdout
+    assert planned(done.stdout) == {name: 1, "total": 1}
+
+
+def test_measuring_stages_take_the_machine_and_never_retry():
+    measuring = {"m1", "m2", "direct_write", "cold_tier", "fp16_parity", "workload"}
+    for path in (ROOT / "workflow" / "rules").glob("*.smk"):
+        text = path.read_text(encoding="utf-8")
+        assert ("machine=1" in text) == (path.stem in measuring), path.name
+        assert "retries" not in text, path.name
+
+
+def test_an_unknown_model_lists_the_known_ones(snakemake):
+    done = snakemake("-n", "--config", "model=smollm3")
+    assert done.returncode == 1
+    known = yaml.safe_load((ROOT / "config" / "models.yaml").read_text(encoding="utf-8"))["models"]
+    assert "no model 'smollm3'; known: " + ", ".join(sorted(known)) in done.stdout
+
+
+def test_an_unknown_key_is_named(snakemake):
+    done = snakemake("-n", "--config", "modle=tiny-llama")
+    assert done.returncode == 1
+    assert "modle" in done.stdout and "config.schema.yaml" in done.stdout
+
+
+def test_a_missing_protocol_file_is_named(snakemake):
+    done = snakemake("-n", "--config", "protocol=config/nowhere.yaml")
+    assert done.returncode == 1
+    assert "no file 'config/nowhere.yaml'" in done.stdout
+
+
+def test_an_unknown_profile_lists_the_known_ones(snakemake):
+    done = snakemake("-n", "--config", "profile=fast")
+    assert done.returncode == 1
+    assert "'fast' is not one of ['default', 'full']" in done.stdout
+
+
+def test_a_protocol_with_an_unknown_candidate_lists_the_registered(snakemake, tmp_path):
+    protocol = yaml.safe_load((ROOT / "config" / "protocol-smoke.yaml").read_text(encoding="utf-8"))
+    protocol["candidates"].append("K9")
+    path = tmp_path / "protocol.yaml"
+    path.write_text(yaml.safe_dump(protocol), encoding="utf-8")
+    done = snakemake("-n", "--config", f"protocol={path}")
+    assert done.returncode == 1
+    assert "no candidate 'K9'; registered: A1, A2, K0, K1" in done.stdout
+
+
+def test_a_protocol_with_a_wrong_value_names_key_and_schema(snakemake, tmp_path):
+    protocol = yaml.safe_load((ROOT / "config" / "protocol-smoke.yaml").read_text(encoding="utf-8"))
+    protocol["page_tokens"] = 24
+    path = tmp_path / "protocol.yaml"
+    path.write_text(yaml.safe_dump(protocol), encoding="utf-8")
+    done = snakemake("-n", "--config", f"protocol={path}")
+    assert done.returncode == 1
+    assert "page_tokens: 24 is not one of [16, 32, 64]" in done.stdout
+    assert "protocol.schema.yaml" in done.stdout
