@@ -21,5 +21,5 @@ rule manifest:
         "manifest: {RUN.run_id}"
     shell:
         "python -m kvtrial.stages.manifest --run-dir {params.run_dir:q} --protocol {input.protocol:q}"
-        " --build {input.facts:q} --model {params.model:q} --gguf {input.gguf:q}"
+        " --model {params.model:q} --gguf {input.gguf:q}"
         " --profile {params.profile:q} 2> {log:q}"

@@ -3,7 +3,7 @@
 ``manifest.json`` is for people: machine, versions, flags and hashes. ``protocol.json`` is the protocol as
 it is run. ``events/run.parquet`` holds what the decision rule has to know about run and candidates.
 
-``python -m kvtrial.stages.manifest --run-dir DIR --protocol FILE --build FILE --model NAME
+``python -m kvtrial.stages.manifest --run-dir DIR --protocol FILE --model NAME
 --gguf FILE --profile default``
 """
 
@@ -13,13 +13,10 @@ import argparse
 import hashlib
 import json
 import subprocess
-from importlib.metadata import entry_points, requires, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-
-import kvtrial
 from kvtrial import build, candidates, events, machine, models, protocol
 from kvtrial.contract import Candidate
 from kvtrial.run import write_text
@@ -29,13 +26,6 @@ def file_sha256(path: Path) -> str:
     """sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Versions of kvtrial and of what it depends on."""
-    wanted = [Requirement(line) for line in requires("kvtrial") or []]
-    found = {w.name: version(w.name) for w in wanted if not w.marker or w.marker.evaluate()}
-    return {"kvtrial": kvtrial.__version__, **dict(sorted(found.items()))}
 
 
 def source_commit() -> str:
@@ -97,20 +87,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--protocol", type=Path, required=True)
-    parser.add_argument("--build", type=Path, required=True, help="facts of the build, JSON")
     parser.add_argument("--model", required=True)
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--profile", required=True)
     args = parser.parse_args(argv)
 
     registered = protocol.load(args.protocol)
+    record = machine.record()
     manifest = {
         "run_id": args.run_dir.name,
         "profile": args.profile,
         "protocol_sha256": protocol.sha256(registered),
         "machine_class": machine.machine_class(),
-        "machine": machine.record(),
-        "build": json.loads(args.build.read_text(encoding="utf-8")),
+        "build": record.pop("build"),
+        "versions": record.pop("packages"),
+        "machine": record,
         "model": {
             "name": args.model,
             "sha256": file_sha256(args.gguf),
@@ -120,7 +111,6 @@ def main(argv: list[str] | None = None) -> int:
         "candidates": {
             name: describe(name, candidates.get(name)) for name in registered["candidates"]
         },
-        "versions": versions(),
         "source_commit": source_commit(),
     }
     events.write(events.to_frame(run_events(manifest)), args.run_dir / "events" / "run.parquet")

@@ -1,0 +1,78 @@
+"""Stage ``conformance``: the suite on every candidate of the protocol, each in its own process.
+
+Writes ``conformance/<candidate>.json`` and ``events/conformance.parquet``. A candidate that fails,
+crashes or was not built costs its own column, not the run.
+
+``python -m kvtrial.stages.conformance --run-dir DIR``
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvtrial import build, candidates, events, protocol
+from kvtrial.conformance import isolated
+
+_VALUES = {"passed": 1.0, "failed": 0.0, "gap": float("nan")}
+
+
+def outcome_events(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows ``conformance/outcome`` of one candidate: 1 passed, 0 failed, NaN a gap."""
+    name = document["candidate"]
+    rows = [
+        events.event(
+            "conformance/outcome",
+            candidate=name,
+            value=_VALUES[outcome["status"]],
+            text=f"{test}@P{page_tokens}",
+        )
+        for test, by_page_tokens in document["outcomes"].items()
+        for page_tokens, outcome in by_page_tokens.items()
+    ]
+    if document["crash"]:
+        text = f"suite ({document['crash']})"
+        rows.append(events.event("conformance/outcome", candidate=name, value=0.0, text=text))
+    return rows
+
+
+def try_candidate(name: str, out: Path) -> list[dict[str, Any]]:
+    """Write one candidate's JSON and return its rows; none for one that was not built."""
+    candidate = candidates.get(name)
+    if candidate.not_built is not None:
+        document = isolated.result(candidate, [], f"not built: {candidate.not_built}")
+        isolated.write(out, document)
+        print(f"conformance: {name} is not built: {candidate.not_built}", file=sys.stderr)
+        return []
+    document = isolated.run_isolated(name, out)
+    said = "passed" if document["passed"] else "FAILED " + ", ".join(document["failed"])
+    print(f"conformance: {name} {said} {document['crash']}", file=sys.stderr)
+    return outcome_events(document)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of the stage."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    args = parser.parse_args(argv)
+    build.refuse_stale()
+    registered = protocol.load(args.run_dir / "protocol.json")
+    rows = [events.event("attempt/complete", value=1.0)]
+    for name in registered["candidates"]:
+        rows += try_candidate(name, args.run_dir / "conformance" / f"{name}.json")
+    common = {
+        "stage": "conformance",
+        "protocol_sha256": protocol.sha256(registered),
+        "build_id": build.facts()["build_id"],
+    }
+    table = events.to_frame({**row, **common} for row in rows)
+    events.write(table, args.run_dir / "events" / "conformance.parquet")
+    return 0
+
+
+if __name__ == "__main__":
+    from kvtrial.cli import exit_with
+
+    exit_with(main)

@@ -1,0 +1,91 @@
+"""A run's name: stable, and another as soon as something differs that must not be mixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvtrial import build, machine, run
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOCOL = ROOT / "config" / "protocol.yaml"
+
+
+@pytest.fixture
+def config(monkeypatch) -> dict[str, str]:
+    """The configuration as it is registered, on a machine and build that never change."""
+    monkeypatch.setattr(build, "identity", lambda: "0123456789ab")
+    monkeypatch.setattr(machine, "machine_class", lambda: "x86_64-test-2c")
+    return {"model": run.DEFAULT_MODEL, "protocol": str(PROTOCOL), "profile": "default"}
+
+
+def edited(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "protocol.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_the_name_is_made_of_model_protocol_machine_and_build(config):
+    model, protocol, machine_hash, build_id = run.plan(config).run_id.rsplit("-", 3)
+    assert model == "smollm2-135m-instruct-q4_1"
+    assert len(protocol) == 8
+    # printf x86_64-test-2c | sha256sum
+    assert machine_hash == "cb3efb42"
+    assert build_id == "0123456789ab"
+
+
+def test_comments_and_order_of_the_protocol_do_not_count(config, tmp_path):
+    values = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))
+    reordered = "# a comment\n" + yaml.safe_dump(dict(reversed(values.items())), sort_keys=False)
+    other = run.plan({**config, "protocol": edited(tmp_path, reordered)})
+    assert other.run_id == run.plan(config).run_id
+
+
+def test_any_value_of_the_protocol_counts(config, tmp_path):
+    text = PROTOCOL.read_text(encoding="utf-8").replace("decode_steps: 64", "decode_steps: 65")
+    other = run.plan({**config, "protocol": edited(tmp_path, text)})
+    assert other.run_id.split("-")[-3] != run.plan(config).run_id.split("-")[-3]
+    assert other.run_id.split("-")[-2:] == run.plan(config).run_id.split("-")[-2:]
+
+
+def test_another_machine_build_model_or_profile_is_another_run(config, monkeypatch):
+    names = [run.plan(config).run_id]
+    names.append(run.plan({**config, "profile": "full"}).run_id)
+    names.append(run.plan({**config, "model": "tiny-llama"}).run_id)
+    monkeypatch.setattr(machine, "machine_class", lambda: "aarch64-test-8c")
+    names.append(run.plan(config).run_id)
+    monkeypatch.setattr(build, "identity", lambda: "ba9876543210")
+    names.append(run.plan(config).run_id)
+    assert len(set(names)) == 5
+    assert names[1] == names[0] + "-full"
+
+
+def test_a_python_module_of_a_measured_process_is_part_of_the_build(tmp_path):
+    for name in ("CMakeLists.txt", "src/kvtrial/hot/paged.py", "src/kvtrial/decide.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1", encoding="utf-8")
+    tools = {"c_compiler": "gcc 12"}
+    before = build.identity(tmp_path, tools)
+    (tmp_path / "src/kvtrial/decide.py").write_text("2", encoding="utf-8")
+    assert build.identity(tmp_path, tools) == before
+    (tmp_path / "src/kvtrial/hot/paged.py").write_text("2", encoding="utf-8")
+    after = build.identity(tmp_path, tools)
+    assert after != before
+    assert build.identity(tmp_path, {"c_compiler": "gcc 13"}) != after
+
+
+def test_a_file_cut_short_never_bears_the_name(tmp_path, monkeypatch):
+    path = tmp_path / "verdict.json"
+    run.write_text(path, "old")
+
+    def fails(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(OSError, match="No space left"):
+        run.write_text(path, "new")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [path]

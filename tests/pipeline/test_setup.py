@@ -1,0 +1,95 @@
+"""The set-up: what is checked before anything is installed, and what the repository may not hold."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def setup() -> ModuleType:
+    return script("setup")
+
+
+def test_an_old_python_is_told_what_is_needed(setup, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    monkeypatch.setattr(setup.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match=r"Python 3\.11 or newer is needed; .* is 3\.9\. Install"):
+        setup.use_new_enough_python()
+
+
+def test_an_old_python_hands_over_to_a_newer_one(setup, monkeypatch):
+    ran = []
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    monkeypatch.setattr(sys, "argv", ["scripts/setup.py"])
+    monkeypatch.setattr(setup.shutil, "which", {"python3.12": "/usr/bin/python3.12"}.get)
+    monkeypatch.setattr(setup.os, "execv", lambda *a: ran.append(a) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        setup.use_new_enough_python()
+    assert ran == [("/usr/bin/python3.12", ["/usr/bin/python3.12", "scripts/setup.py"])]
+
+
+def test_missing_parts_are_named_together(setup, monkeypatch, tmp_path):
+    monkeypatch.setattr(setup.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-cc")
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    with pytest.raises(SystemExit) as ended:
+        setup.check_prerequisites()
+    for part in ("the venv module", "Python.h", "`no-such-cc`"):
+        assert part in str(ended.value)
+
+
+def test_the_stamp_changes_with_the_requirements(setup, monkeypatch, tmp_path):
+    first, second = tmp_path / "all.txt", tmp_path / "pyproject.toml"
+    first.write_text("numpy==2.0", encoding="utf-8")
+    second.write_text("", encoding="utf-8")
+    monkeypatch.setattr(setup, "INPUTS", [first, second])
+    before = setup.fingerprint()
+    assert setup.fingerprint() == before
+    first.write_text("numpy==2.1", encoding="utf-8")
+    assert setup.fingerprint() != before
+
+
+def test_the_set_up_runs_on_an_old_python_that_it_has_to_turn_away():
+    source = (ROOT / "scripts" / "setup.py").read_text(encoding="utf-8")
+    assert ast.parse(source, feature_version=(3, 6)).body
+
+
+def test_the_conda_environment_is_that_of_pyproject():
+    wanted = script("environment").environment(ROOT / "pyproject.toml")
+    assert (ROOT / "environment.yml").read_text(encoding="utf-8") == wanted
+
+
+def test_every_requirement_is_pinned_with_a_hash():
+    text = (ROOT / "requirements" / "all.txt").read_text(encoding="utf-8")
+    pins = [line for line in text.replace("\\\n", " ").splitlines() if line and line[0] != "#"]
+    assert len(pins) > 50
+    for pin in pins:
+        assert "==" in pin and "--hash=sha256:" in pin, pin
+
+
+def test_no_tracked_file_names_a_registry():
+    hosts = [".".join(parts) for parts in (("pypi", "org"), ("pythonhosted", "org"))]
+    hosts += [
+        ".".join(parts) for parts in (("npmjs", "org"), ("crates", "io"), ("anaconda", "org"))
+    ]
+    command = ["git", "grep", "-lIF", *(word for host in hosts for word in ("-e", host))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == ""
+    assert done.returncode == 1, done.stderr
