@@ -7,6 +7,7 @@ the protocol alone. A stage writes ``results/<run_id>/events/<stage>.parquet``.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "value": ("float64", "the number, NaN where the row is text"),
     "text": ("string", "the text, empty where the row is a number"),
 }
+
+#: What a metric's name may not hold elsewhere (MLflow allows letters, digits and ``_-. /:``).
+METRIC_CHARACTERS = re.compile(r"[^A-Za-z0-9_\-./: ]")
 
 _DEFAULTS: dict[str, Any] = {
     "attempt": 1,
