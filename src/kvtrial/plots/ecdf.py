@@ -1,0 +1,47 @@
+"""Distribution of the step latency of each arm in the primary cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvtrial.plots import style
+
+TITLE = "Step latency"
+CAPTION = (
+    "Share of decode steps that took at most so long, all blocks of the largest registered one-session, "
+    "one-thread contexts together (n beside each arm: steps). Nothing is trimmed."
+)
+
+
+def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+    """One curve an arm, one panel a context."""
+    rows = events[
+        (events["metric"] == "m2/step_ms") & (events["sessions"] == 1) & (events["threads"] == 1)
+    ]
+    if rows.empty:
+        return None
+    contexts = sorted(set(rows["context"]))[:3]
+    drawn, axes = style.figure(len(contexts), width=9.0, height=3.6)
+    for axis, context in zip(axes, contexts):
+        for name, own in rows[rows["context"] == context].groupby("candidate"):
+            values = np.sort(own["value"].dropna().to_numpy())
+            if values.size:
+                share = np.arange(1, values.size + 1) / values.size
+                axis.step(
+                    values,
+                    share,
+                    where="post",
+                    color=style.look(str(name))["color"],
+                    label=f"{name} (n={values.size})",
+                )
+        axis.set_xscale("log")
+        axis.set_title(f"{context:,} positions", fontsize=9)
+        axis.set_xlabel("step latency, ms (log scale)")
+        axis.set_ylim(0, 1)
+    axes[0].set_ylabel("share of steps")
+    axes[-1].legend(fontsize=7, loc="lower right")
+    return drawn

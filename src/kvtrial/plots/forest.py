@@ -1,0 +1,53 @@
+"""Forest plot: each contrast with its interval, beside the registered thresholds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvtrial.plots import style
+
+TITLE = "Contrasts"
+CAPTION = (
+    "Ratio of decode tokens/s, challenger over incumbent, with its two-sided 95% t interval over blocks "
+    "(n beside each; a block is one fresh process). Right of 1: the challenger is faster. The dashed "
+    "line is what the lower bound has to reach in the primary cell."
+)
+
+
+def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+    """One row a contrast, primary cell first."""
+    rows = [c for c in verdict["hot"]["contrasts"] if c["ratio"] is not None]
+    if not rows:
+        return None
+    order = {"primary": 0, "veto": 1, "extra": 2}
+    rows.sort(key=lambda c: (order[c["role"]], c["context"], c["challenger"], c["incumbent"]))
+    drawn, (axis,) = style.figure(height=1.2 + 0.24 * len(rows))
+    for line, row in enumerate(reversed(rows)):
+        look = style.look(row["challenger"])
+        low, high = row["ci95"]
+        axis.plot([low, high], [line, line], color=look["color"], linewidth=2)
+        axis.plot(row["ratio"], line, linestyle="", markersize=6, **look)
+    axis.axvline(1.0, color="#444444", linewidth=1)
+    axis.axvline(1.1, color="#D55E00", linewidth=1, linestyle="--")
+    axis.set_yticks(
+        range(len(rows)),
+        [
+            f"{r['challenger']} / {r['incumbent']}  @{r['context']:,}  (n={r['n_blocks']})"
+            for r in reversed(rows)
+        ],
+        fontsize=8,
+    )
+    axis.set_xscale("log")
+    axis.set_xlabel("ratio of tokens/s (log scale)")
+    ticks = [t for t in (0.5, 0.7, 0.9, 1, 1.1, 1.5, 2, 3, 5, 10, 20) if _inside(t, rows)]
+    axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axis.minorticks_off()
+    return drawn
+
+
+def _inside(tick: float, rows: list[dict[str, Any]]) -> bool:
+    lows, highs = zip(*(r["ci95"] for r in rows))
+    return min(*lows, 0.9) * 0.95 <= tick <= max(*highs, 1.1) * 1.05

@@ -1,0 +1,41 @@
+"""Attention alone against the machine's own ceilings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvtrial.plots import style
+
+TITLE = "Attention against the machine's ceilings"
+CAPTION = (
+    "One attention region: unique KV bytes per second (dots: block medians) beside the streaming read "
+    "that a probe measured in the same blocks (band: its range). Inputs rotate through at least four "
+    "times the last-level cache."
+)
+
+
+def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+    """Dots by arm and context."""
+    rows = events[events["metric"] == "m1/unique_gb_per_s"]
+    if rows.empty:
+        return None
+    contexts = sorted(set(rows["context"]))
+    names = list(dict.fromkeys(rows["candidate"]))
+    drawn, axes = style.figure(len(contexts), width=9.0, height=3.4)
+    probes = events[(events["stage"] == "m1") & (events["metric"] == "probe/read_gb_per_s")]["value"]
+    for axis, context in zip(axes, contexts):
+        at = rows[rows["context"] == context]
+        for place, name in enumerate(names):
+            medians = at[at["candidate"] == name].groupby("block")["value"].median()
+            look = style.look(name)
+            axis.plot([place] * len(medians), medians, linestyle="", markersize=5, **look)
+        if len(probes):
+            axis.axhspan(probes.min(), probes.max(), color="#56B4E9", alpha=0.3, linewidth=0)
+        axis.set_xticks(range(len(names)), names)
+        axis.set_title(f"{context:,} positions", fontsize=9)
+        axis.set_ylim(bottom=0)
+    axes[0].set_ylabel("unique KV bytes, GB/s")
+    return drawn

@@ -1,0 +1,48 @@
+"""How decode throughput falls with the context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvtrial.plots import style
+
+TITLE = "Scaling with context"
+CAPTION = (
+    "Decode tokens/s (total tokens over total time, geometric mean over blocks) against filled positions; "
+    "one session, one thread. n = blocks of the cell."
+)
+
+
+def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+    """One line an arm."""
+    arms = [
+        a
+        for a in verdict["hot"]["arms"]
+        if a["sessions"] == 1 and a["threads"] == 1 and a["tokens_per_s"] is not None
+    ]
+    if not arms:
+        return None
+    drawn, (axis,) = style.figure()
+    for name in dict.fromkeys(a["candidate"] for a in arms):
+        own = sorted((a for a in arms if a["candidate"] == name), key=lambda a: a["context"])
+        axis.plot(
+            [a["context"] for a in own],
+            [a["tokens_per_s"] for a in own],
+            label=name,
+            **style.look(name),
+        )
+    contexts = sorted({a["context"] for a in arms})
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks(contexts, [f"{c:,}" for c in contexts])
+    low, high = axis.get_ylim()
+    ticks = [t for t in (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if low <= t <= high]
+    axis.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("filled positions")
+    axis.set_ylabel("decode tokens/s")
+    axis.legend(fontsize=8, ncols=2)
+    return drawn

@@ -1,0 +1,102 @@
+"""One self-contained HTML page from a run's verdict and events; nothing is fetched to read it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from matplotlib import pyplot as plt
+
+from kvtrial import plots
+
+
+def draw_figures(verdict: dict[str, Any], events: pd.DataFrame, folder: Path) -> dict[str, str]:
+    """Draw every figure as SVG and PNG below ``folder``; returns file stem → SVG text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn: dict[str, str] = {}
+    for stem, module in plots.FIGURES.items():
+        figure = module.draw(verdict, events)
+        if figure is None:
+            continue
+        text = io.StringIO()
+        # No date and a fixed salt: the same events give the same bytes.
+        with plt.rc_context({"svg.hashsalt": stem, "svg.fonttype": "path"}):
+            figure.savefig(text, format="svg", metadata={"Date": None})
+        figure.savefig(folder / f"{stem}.png", dpi=144)
+        plt.close(figure)
+        (folder / f"{stem}.svg").write_text(text.getvalue(), encoding="utf-8")
+        drawn[stem] = text.getvalue()
+    return drawn
+
+
+def _inline(svg: str, stem: str) -> str:
+    """The svg element alone, its ids made unique so that figures on one page don't share them."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r'\bid="([^"]+)"', rf'id="{stem}-\1"', body)
+    body = re.sub(r'(xlink:href|href)="#([^"]+)"', rf'\1="#{stem}-\2"', body)
+    return re.sub(r"url\(#([^)]+)\)", rf"url(#{stem}-\1)", body)
+
+
+def _number(value: float | None, places: int = 2) -> str:
+    return "" if value is None else f"{value:,.{places}f}"
+
+
+def _conformance(events: pd.DataFrame) -> dict[str, Any]:
+    """Test@P → candidate → passed, failed or gap."""
+    rows = events[events["metric"] == "conformance/outcome"]
+    table: dict[str, dict[str, str]] = {}
+    for test, name, value in zip(rows["text"], rows["candidate"], rows["value"]):
+        word = "gap" if value != value else "passed" if value == 1 else "FAILED"
+        table.setdefault(str(test), {})[str(name)] = word
+    return {"names": sorted(set(rows["candidate"])), "rows": dict(sorted(table.items()))}
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(inner, dict):
+            found |= _flat(inner, f"{name}.")
+        else:
+            found[name] = inner
+    return found
+
+
+def write(run_dir: Path, events: pd.DataFrame) -> Path:
+    """Write ``report.html`` and ``figures/`` into a run's folder; returns the page's path."""
+    verdict = json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))
+    protocol = json.loads((run_dir / "protocol.json").read_text(encoding="utf-8"))
+    manifest = json.loads((run_dir / "manifest.json").read_text(encoding="utf-8"))
+    drawn = draw_figures(verdict, events, run_dir / "figures")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("kvtrial", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    page = environment.get_template("report.html").render(
+        v=verdict,
+        p=protocol,
+        figures=[
+            {
+                "title": plots.FIGURES[stem].TITLE,
+                "caption": plots.FIGURES[stem].CAPTION,
+                "svg": _inline(svg, stem),
+            }
+            for stem, svg in drawn.items()
+        ],
+        conformance=_conformance(events),
+        cold_metrics=sorted({m for row in verdict["cold"]["figures"].values() for m in row}),
+        machine=_flat(manifest),
+        num=_number,
+        pct=lambda share: f"{share:.0%}",
+    )
+    path = run_dir / "report.html"
+    beside = path.with_name(".report.html.tmp")
+    beside.write_text(page, encoding="utf-8")
+    beside.replace(path)
+    return path
