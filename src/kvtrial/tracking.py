@@ -74,9 +74,13 @@ class _Store:
         self.client = MlflowClient(tracking_uri=uri)
         experiment = self.client.get_experiment_by_name(EXPERIMENT)
         if experiment is None:
-            location = (self.results.resolve() / "mlartifacts").as_uri() if "sqlite" in uri else None
+            location = (
+                (self.results.resolve() / "mlartifacts").as_uri() if "sqlite" in uri else None
+            )
             try:
-                experiment_id = self.client.create_experiment(EXPERIMENT, artifact_location=location)
+                experiment_id = self.client.create_experiment(
+                    EXPERIMENT, artifact_location=location
+                )
             except MlflowException:  # another process was first
                 experiment = self.client.get_experiment_by_name(EXPERIMENT)
                 if experiment is None:
@@ -85,11 +89,16 @@ class _Store:
         else:
             experiment_id = experiment.experiment_id
         self.experiment_id: str = experiment_id
+        manifest = run_dir / "manifest.json"
+        facts = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+        self.machine = str(facts.get("machine_class", "unknown"))
         self.parent_id = self._parent()
 
     def find(self, **tags: str) -> list[Any]:
         """Runs of this trial with these ``kvtrial.*`` tags."""
-        wanted = {"kvtrial.run_id": self.run_dir.name} | {f"kvtrial.{k}": v for k, v in tags.items()}
+        wanted = {"kvtrial.run_id": self.run_dir.name} | {
+            f"kvtrial.{k}": v for k, v in tags.items()
+        }
         query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in wanted.items())
         found: list[Any] = []
         token = None
@@ -262,7 +271,7 @@ def _log_stage(store: _Store, stage: str) -> None:
                 sessions=str(sessions),
                 threads=str(threads),
                 protocol_sha256=str(rows["protocol_sha256"].iloc[0]),
-                machine=store.run_dir.name.split("-")[-2] if "-" in store.run_dir.name else "",
+                machine=store.machine,
             )
             store.metrics(child, _series(rows))
             for text in rows.loc[rows["metric"].isin(["failed", "not_run"]), "text"]:
@@ -331,7 +340,9 @@ def _log_verdict(store: _Store) -> None:
     for contrast in hot["contrasts"]:
         if contrast["ratio"] is None:
             continue
-        name = f"contrast/{contrast['challenger']}_over_{contrast['incumbent']}_{contrast['context']}"
+        name = (
+            f"contrast/{contrast['challenger']}_over_{contrast['incumbent']}_{contrast['context']}"
+        )
         low, high = contrast["ci95"]
         rows += [(name, contrast["ratio"], 0), (f"{name}.low", low, 0), (f"{name}.high", high, 0)]
     for arm in hot["arms"]:

@@ -12,8 +12,8 @@ from kvtrial.plots import style
 
 TITLE = "Step latency"
 CAPTION = (
-    "Share of decode steps that took at most so long, all blocks of the largest registered one-session, "
-    "one-thread contexts together (n beside each arm: steps). Nothing is trimmed."
+    "Share of decode steps that took at most so long, all blocks of the one-session, one-thread cells "
+    "together (n: steps of the arm in the first panel). Nothing is trimmed."
 )
 
 
@@ -25,7 +25,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     if rows.empty:
         return None
     contexts = sorted(set(rows["context"]))[:3]
-    drawn, axes = style.figure(len(contexts), width=9.0, height=3.6)
+    drawn, axes = style.figure(len(contexts), width=9.0, height=4.2)
     for axis, context in zip(axes, contexts):
         for name, own in rows[rows["context"] == context].groupby("candidate"):
             values = np.sort(own["value"].dropna().to_numpy())
@@ -38,10 +38,11 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
                     color=style.look(str(name))["color"],
                     label=f"{name} (n={values.size})",
                 )
-        axis.set_xscale("log")
+        style.plain_log(axis, "x")
         axis.set_title(f"{context:,} positions", fontsize=9)
         axis.set_xlabel("step latency, ms (log scale)")
         axis.set_ylim(0, 1)
     axes[0].set_ylabel("share of steps")
-    axes[-1].legend(fontsize=7, loc="lower right")
+    handles, labels = axes[0].get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     return drawn

@@ -25,7 +25,9 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     contexts = sorted(set(rows["context"]))
     names = list(dict.fromkeys(rows["candidate"]))
     drawn, axes = style.figure(len(contexts), width=9.0, height=3.4)
-    probes = events[(events["stage"] == "m1") & (events["metric"] == "probe/read_gb_per_s")]["value"]
+    probes = events[(events["stage"] == "m1") & (events["metric"] == "probe/read_gb_per_s")][
+        "value"
+    ]
     for axis, context in zip(axes, contexts):
         at = rows[rows["context"] == context]
         for place, name in enumerate(names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import matplotlib
@@ -28,12 +29,33 @@ def look(name: str) -> dict[str, Any]:
     return {"color": _PALETTE[index % len(_PALETTE)], "marker": _MARKERS[index % len(_MARKERS)]}
 
 
-def figure(columns: int = 1, *, width: float = 7.2, height: float = 4.0) -> tuple[Figure, list[Axes]]:
+def figure(
+    columns: int = 1, *, width: float = 7.2, height: float = 4.0
+) -> tuple[Figure, list[Axes]]:
     """A figure with ``columns`` axes side by side, sizes in inches."""
-    drawn, axes = plt.subplots(1, columns, figsize=(width, height), squeeze=False, layout="constrained")
+    drawn, axes = plt.subplots(
+        1, columns, figsize=(width, height), squeeze=False, layout="constrained"
+    )
     listed = list(axes[0])
     for axis in listed:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.set_axisbelow(True)
     return drawn, listed
+
+
+def plain_log(axis: Axes, which: str) -> None:
+    """A log scale on ``which`` ("x" or "y") whose few ticks are written as plain numbers."""
+    getattr(axis, f"set_{which}scale")("log")
+    low, high = getattr(axis, f"get_{which}lim")()
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in (
+        (1, 2, 5),
+        (1, 1.5, 2, 3, 5, 7),
+        (1, 1.1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 4, 6, 8),
+    ):
+        ticks = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]
+        if len(ticks) >= 3:
+            break
+    getattr(axis, f"set_{which}ticks")(ticks, [f"{t:g}" for t in ticks])
+    getattr(axis, f"{which}axis").minorticks_off()

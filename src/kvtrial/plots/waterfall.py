@@ -43,11 +43,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     labels = {h["id"]: f"{h['id']}  {h['from']} → {h['to']}\n{h['claim']}" for h in rows}
     axis.set_yticks(range(len(ids)), [labels[i] for i in reversed(ids)], fontsize=8)
     axis.axvline(1.0, color="#444444", linewidth=1)
-    axis.set_xscale("log")
-    low, high = axis.get_xlim()
-    ticks = [t for t in (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 8, 12) if low <= t <= high]
-    axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
-    axis.minorticks_off()
+    style.plain_log(axis, "x")
     axis.set_xlabel("ratio of tokens/s (log scale)")
     axis.legend(title="context", loc="best", fontsize=8)
     return drawn

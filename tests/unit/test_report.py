@@ -1,0 +1,69 @@
+"""The report: one page, nothing fetched, what the verdict says is on it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from trial_events import REGISTERED, flat, trial
+
+from kvtrial import report
+from kvtrial.decide import decide
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    events = trial(
+        flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=11.0), missing={"K0": "pool"}
+    )
+    (tmp_path / "verdict.json").write_text(decide(events, REGISTERED).to_json())
+    (tmp_path / "protocol.json").write_text(json.dumps(REGISTERED))
+    (tmp_path / "manifest.json").write_text(json.dumps({"machine_class": "<here & now>"}))
+    report.write(tmp_path, events)
+    return tmp_path
+
+
+class _Outside(HTMLParser):
+    """Collects what a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href") and value and not value.startswith("#"):
+                self.fetched.append(f"{tag} {name}={value}")
+
+
+def test_the_page_fetches_nothing_and_says_the_verdict(run_dir: Path) -> None:
+    page = (run_dir / "report.html").read_text()
+    outside = _Outside()
+    outside.feed(page)
+    assert outside.fetched == []
+    assert "ADOPT: K3" in page
+    assert "&lt;here &amp; now&gt;" in page  # what a machine calls itself is escaped
+
+
+def test_ids_are_unique_over_the_page_and_references_resolve(run_dir: Path) -> None:
+    page = (run_dir / "report.html").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'(?:xlink:href|href)="#([^"]+)"', page))
+    used |= set(re.findall(r"url\(#([^)]+)\)", page))
+    assert used
+    assert used <= set(ids)
+
+
+def test_each_figure_is_drawn_and_the_same_events_give_the_same_bytes(run_dir: Path) -> None:
+    names = {p.stem for p in (run_dir / "figures").glob("*.svg")}
+    assert {"forest", "waterfall", "ecdf", "scaling"} <= names
+    before = (run_dir / "figures" / "forest.svg").read_bytes()
+    events = trial(
+        flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=11.0), missing={"K0": "pool"}
+    )
+    report.write(run_dir, events)
+    assert (run_dir / "figures" / "forest.svg").read_bytes() == before
