@@ -1,0 +1,49 @@
+"""``python -m kvtrial.conformance CANDIDATE OUT.json``: the suite on one candidate.
+
+Status 0 when nothing failed, 1 when something did. Progress goes to stdout, a line a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import sys
+from pathlib import Path
+
+from kvtrial import build, candidates
+from kvtrial.conformance.isolated import result, write
+from kvtrial.conformance.suite import Outcome, run
+from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kvtrial.conformance", description=__doc__)
+    parser.add_argument("candidate", help="a registered name, such as K1")
+    parser.add_argument("out", type=Path, help="the JSON to write")
+    parser.add_argument(
+        "--page-tokens",
+        type=lambda text: tuple(int(p) for p in text.split(",")),
+        default=PAGE_TOKENS,
+        help="page sizes P in tokens, with commas (default: %(default)s)",
+    )
+    chosen = parser.parse_args(arguments)
+    faulthandler.enable()
+    try:
+        candidate = candidates.get(chosen.candidate)
+        if candidate.not_built is not None:
+            raise CandidateNotBuilt(f"{candidate.name} is not built: {candidate.not_built}")
+        build.refuse_stale()
+    except KVError as error:
+        parser.exit(2, f"{error}\n")
+    document = result(candidate, run(candidate, chosen.page_tokens, _tell))
+    write(chosen.out, document)
+    return 0 if document["passed"] else 1
+
+
+def _tell(outcome: Outcome) -> None:
+    detail = f"  {outcome.detail}" if outcome.detail else ""
+    print(f"{outcome.status.value:6} P={outcome.page_tokens} {outcome.test}{detail}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

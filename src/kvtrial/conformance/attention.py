@@ -1,0 +1,245 @@
+"""Attention beside the float64 oracle, over shapes, lengths and hostile numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvtrial.conformance.trial import (
+    Trial,
+    at,
+    contents,
+    fill,
+    needs,
+    queries,
+    require,
+    require_attention,
+    rows,
+)
+from kvtrial.contract import Capability, Profile
+
+HEAD_DIMS = (1, 8, 32, 48, 59, 64, 72, 80, 96, 100, 128, 256)
+#: (H_q, H_kv): the ratios of known models, and 1 to 16.
+HEADS = ((14, 2), (28, 4), (32, 8), (12, 12), (8, 1), (6, 3), (9, 3), (16, 1), (5, 1), (3, 3))
+
+
+def _attend(trial, k, v, q, scale, *, what):  # type: ignore[no-untyped-def]
+    """Append k, v (N, H_kv, D) to a store of their shape, attend, compare, return the output."""
+    n, kv_heads, head_dim = k.shape
+    pages = n // trial.page_tokens + 2
+    with trial.store(
+        pages, layers=1, q_heads=len(q), kv_heads=kv_heads, head_dim=head_dim
+    ) as store:
+        session = store.open_session()
+        session.append(0, at(0, n), k, v)
+        out = np.full_like(q, np.nan)
+        session.attend(0, q, out, scale)
+        require_attention(out, trial.profile, q, k, v, scale, what=what)
+        return out
+
+
+def _normal(*shape: int, seed: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def every_head_dim(trial: Trial) -> None:
+    """B15, B16: no head_dim is special, at no length."""
+    for head_dim in HEAD_DIMS:
+        for n in (1, 17, 300):
+            k, v = _normal(n, 2, head_dim), _normal(n, 2, head_dim, seed=4)
+            q = _normal(4, head_dim, seed=5)
+            scale = float(head_dim**-0.5)
+            _attend(trial, k, v, q, scale, what=f"head_dim {head_dim}, {n} rows")
+
+
+def every_head_ratio(trial: Trial) -> None:
+    """B13: query head h reads KV head h // group."""
+    n = 2 * trial.page_tokens + 3
+    for q_heads, kv_heads in HEADS:
+        k = _normal(n, kv_heads, 32)
+        v = np.empty_like(k)
+        v[:] = np.arange(kv_heads, dtype=np.float32)[None, :, None]
+        q = _normal(q_heads, 32, seed=6)
+        out = _attend(trial, k, v, q, 0.2, what=f"heads {q_heads}/{kv_heads}")
+        right = np.arange(q_heads) // (q_heads // kv_heads)
+        off = np.abs(out - right[:, None]).max()
+        require(off < 0.01, f"heads {q_heads}/{kv_heads}: a head reads another's values ({off})")
+
+
+def fresh_pages_do_not_show(trial: Trial) -> None:
+    """B1, B3: partly filled last pages, after other rows lay there; nothing valid gives zeros."""
+    page = trial.page_tokens
+    with trial.store(layers=1, pages=4) as store:
+        session = store.open_session()
+        q = queries(store)
+        out = np.full_like(q, np.nan)
+        session.attend(0, q, out, 0.5)
+        require(not out.any(), "an empty layer does not attend to zeros")
+        poison = np.full((4 * page, store.spec.kv_heads, store.spec.head_dim), 6e4, np.float32)
+        session.append(0, at(0, 4 * page), poison, poison)
+        session.close()
+        for n in (1, 13, page - 1, page, page + 1):
+            session = store.open_session()
+            k, v = rows(store, 0, range(n))
+            session.append(0, at(0, n), k, v)
+            out[:] = np.nan
+            session.attend(0, q, out, 0.5)
+            require_attention(out, trial.profile, q, k, v, 0.5, what=f"{n} rows on used pages")
+            session.close()
+
+
+def uniform_weights(trial: Trial) -> None:
+    """B8, B6: equal scores, be they 0, -1e5 or -1e6, with V = 1 give exactly 1."""
+    for score in (0.0, -1e5, -1e6):
+        for n in (1, 5, trial.page_tokens, trial.page_tokens + 1, 100):
+            k = np.zeros((n, 2, 48), np.float32)
+            k[:, :, 0] = score / 1000
+            q = np.zeros((4, 48), np.float32)
+            q[:, 0] = 1000
+            out = _attend(trial, k, np.ones_like(k), q, 1.0, what=f"{n} scores of {score}")
+            require(np.abs(out - 1).max() <= 1e-6, f"{n} scores of {score}: weights sum to {out}")
+
+
+def one_row_is_itself(trial: Trial) -> None:
+    """The weights of a dominant row are 1: the output is that row, wherever it stands."""
+    n = 2 * trial.page_tokens + 1
+    for where in (0, trial.page_tokens - 1, trial.page_tokens, n - 1):
+        k = np.zeros((n, 2, 32), np.float32)
+        k[where, :, 0] = 200
+        v = _normal(n, 2, 32)
+        q = np.zeros((6, 32), np.float32)
+        q[:, 0] = 1
+        _attend(trial, k, v, q, 1.0, what=f"a dominant row at {where}")
+
+
+def long_sums(trial: Trial) -> None:
+    """B9: 4,096 and 16,384 equal weights sum to 1, whatever the storage."""
+    for n in (4096, 16384):
+        k = np.ones((n, 1, 32), np.float32)
+        out = _attend(trial, k, k, np.ones((2, 32), np.float32), 0.1, what=f"{n} equal scores")
+        require(np.abs(out - 1).max() <= 1e-3, f"{n} equal weights sum to {out.max()}")
+    k, v = _normal(16384, 1, 32), _normal(16384, 1, 32, seed=4)
+    _attend(trial, k, v, _normal(2, 32, seed=5), 0.3, what="16,384 rows")
+
+
+def wide_scores(trial: Trial) -> None:
+    """B10: dots of 5.8e6 stay finite; rising, falling and mixed scores need every rescale."""
+    n = 3 * trial.page_tokens + 2
+    k = np.full((n, 2, 64), 300, np.float32)
+    _attend(
+        trial, k, _normal(n, 2, 64), np.full((4, 64), 300, np.float32), 1.0, what="dots of 5.8e6"
+    )
+    for name, scores in {
+        "rising": np.linspace(-80, 80, n),
+        "falling": np.linspace(80, -80, n),
+        "mixed": 60 * np.sin(np.arange(n)),
+    }.items():
+        k = np.zeros((n, 2, 32), np.float32)
+        k[:, :, 3] = scores[:, None]
+        q = np.zeros((4, 32), np.float32)
+        q[:, 3] = [1, -1, 0.5, 1]
+        _attend(trial, k, _normal(n, 2, 32), q, 1.0, what=f"{name} scores")
+
+
+def causal_block(trial: Trial) -> None:
+    """B22: a chunk of 5 after 11 rows is rows 11..15 of one 16-row prefill, and every row's own
+    attention; so for chunks across page edges."""
+    page = trial.page_tokens
+    for before, n in ((11, 5), (0, 16), (page - 2, 5), (0, page + 3), (2 * page, 1)):
+        with trial.store(layers=1, q_heads=6, kv_heads=2) as store:
+            session = store.open_session()
+            k, v = rows(store, 0, range(before + n))
+            q = queries(store, before + n)
+            fill(session, range(before))
+            fill(session, range(before, before + n))
+            chunk = np.full_like(q[before:], np.nan)
+            session.attend_block(0, np.ascontiguousarray(q[before:]), chunk, 0.4)
+            whole = np.full_like(q, np.nan)
+            session.attend_block(0, q, whole, 0.4)
+            for i in range(before + n):
+                end = i + 1
+                what = f"row {i} of a {before + n}-row block"
+                require_attention(whole[i], trial.profile, q[i], k[:end], v[:end], 0.4, what=what)
+                if i >= before:
+                    require_attention(
+                        chunk[i - before], trial.profile, q[i], k[:end], v[:end], 0.4,
+                        what=f"row {i - before} of {n} after {before}",
+                    )  # fmt: skip
+
+
+def attending_changes_nothing(trial: Trial) -> None:
+    """Attention reads: twice gives the same bits, q and the cache are untouched."""
+    with trial.store() as store:
+        session = store.open_session()
+        fill(session, range(trial.page_tokens + 3))
+        shown = contents(session)
+        q = queries(store)
+        given = q.copy()
+        outs = [np.full_like(q, np.nan) for _ in range(3)]
+        for layer, out in ((0, outs[0]), (1, outs[1]), (0, outs[2])):
+            session.attend(layer, q, out, 0.5)
+        require(np.array_equal(outs[0], outs[2]), "attending twice gives other bits")
+        require(not np.array_equal(outs[0], outs[1]), "two layers attend to the same")
+        require(np.array_equal(q, given), "attend wrote its query")
+        require(contents(session) == shown, "attend changed the cache")
+
+
+def a_new_row_counts_at_once(trial: Trial) -> None:
+    """Each append is seen by the next attend; nothing of the last output is kept."""
+    with trial.store(layers=1) as store:
+        session = store.open_session()
+        q = queries(store)
+        out = np.full_like(q, np.nan)
+        for n in range(1, trial.page_tokens + 3):
+            fill(session, [n - 1])
+            session.attend(0, q, out, 0.5)
+            k, v = rows(store, 0, range(n))
+            require_attention(out, trial.profile, q, k, v, 0.5, what=f"after row {n}")
+
+
+@needs(Capability.THREADS)
+def thread_count_does_not_show(trial: Trial) -> None:
+    """Results are bitwise the same for any number of threads."""
+    n = 5 * trial.page_tokens + 3
+    seen = {}
+    for threads in (1, 2, 3):
+        with trial.store(layers=1, threads=threads) as store:
+            session = store.open_session()
+            fill(session, range(n))
+            q = queries(store, 4)
+            out, block = np.full_like(q[0], np.nan), np.full_like(q, np.nan)
+            session.attend(0, np.ascontiguousarray(q[0]), out, 0.5)
+            session.attend_block(0, q, block, 0.5)
+            seen[threads] = out.tobytes() + block.tobytes()
+    require(seen[1] == seen[2] == seen[3], "attention depends on the number of threads")
+
+
+def stored_numbers_round_once(trial: Trial) -> None:
+    """B11, B12: FP16 rounds to nearest even like NumPy, subnormals included; FP32 keeps each bit."""
+    if trial.profile is Profile.Q8_0:
+        return
+    patterns = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+    near = patterns[np.isfinite(patterns) & (np.abs(patterns) < 65504)]
+    edges = np.array([2.0**-24, 2.0**-25, 6.10e-5, 1e-40, -0.0, 65519.996, 65504.0], np.float32)
+    values = [near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))]
+    values += [edges, np.nextafter(edges, np.float32(0)), -edges]
+    flat = np.concatenate([*values, patterns[~np.isfinite(patterns)]])
+    n = -(-len(flat) // 256)
+    given = np.zeros(n * 256, np.float32)
+    given[: len(flat)] = flat
+    k = given.reshape(n, 1, 256)
+    right = k if trial.profile is Profile.FP32 else k.astype(np.float16).astype(np.float32)
+    with trial.store(
+        n // trial.page_tokens + 2, layers=1, q_heads=1, kv_heads=1, head_dim=256
+    ) as store:
+        session = store.open_session()
+        session.append(0, at(0, n), k, k)
+        for name, read in zip("kv", session.read(0, at(0, n)), strict=True):
+            same = (read.view(np.uint32) == right.view(np.uint32)) | (
+                np.isnan(read) & np.isnan(right)
+            )
+            if not same.all():
+                i = int(np.flatnonzero(~same.ravel())[0])
+                raise AssertionError(
+                    f"{name}: {given[i]!r} came back as {read.ravel()[i]!r}, "
+                    f"expected {right.ravel()[i]!r}"
+                )

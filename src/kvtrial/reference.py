@@ -1,0 +1,201 @@
+"""The float64 oracle: attention as the textbook has it, and how far float32 may stray from it.
+
+Slow and obviously right. Nothing here is shared with a kernel; nothing here is fast.
+
+Error bound
+-----------
+`tolerance` gives an absolute bound per output element, computed from the inputs. With u = 2^-24, the
+unit roundoff of float32, and g(m) = m u / (1 - m u), the classical bound of m roundings (Higham,
+*Accuracy and Stability of Numerical Algorithms*, section 3.1), a store may differ from the oracle by:
+
+1. *Storage.* A stored element x is off by `storage_bound`: nothing for FP32; for FP16 half a unit in
+   the last place, 2^-11 |x|, and 2^-25 among the subnormals; for Q8_0 half a step of max / 127 over
+   its block of 32, and the rounding of the step itself to FP16, 2^-11 of it for each of up to 127
+   steps.
+2. *Scores.* A dot of length D, in any order, then times scale (itself rounded to float32):
+   g(D + 2) |scale| sum|q k|, plus |scale| sum|q| dk for storage.
+3. *Weights.* exp(s - max) takes a rounded difference, u (|s| + |max|), and an exponential that is
+   good to `EXP_ULPS` units. Online softmax rescales once for each rise of the running maximum: each
+   rise is one more exponential and one more product. The differences telescope, but for
+   roundings of u (|max| + |max|) each.
+4. *Sums.* Numerator and denominator are sums of N terms: g(N) each, in any order, and one division.
+5. *Underflow.* A weight under 2^-126 may be flushed: N 2^-126 max|v|.
+
+A weight that is off by a factor within exp(+-e_n) in numerator and denominator moves the output by
+at most sum p_n |v_n| (exp(e_n + max e) - 1); the largest e_n is taken over the rows that carry weight
+(the rest fall under 5).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtrial.contract import Profile
+
+F64 = npt.NDArray[np.float64]
+
+#: Units in the last place that an exponential may be off by.
+EXP_ULPS = 4
+#: Elements that share one Q8_0 scale, along head_dim.
+Q8_BLOCK = 32
+#: The largest finite value that rounds to a finite FP16.
+FP16_LIMIT = 65520.0
+
+_U = 2.0**-24
+
+
+class Softmax(NamedTuple):
+    """Attention of one query token in pieces, float64; heads without a valid row as in `Partial`."""
+
+    max: F64  # (H_q,)
+    sum: F64  # (H_q,)
+    output: F64  # (H_q, D), not divided
+
+
+def partial(
+    q: npt.ArrayLike,
+    k: npt.ArrayLike,
+    v: npt.ArrayLike,
+    scale: float,
+    valid: npt.ArrayLike | None = None,
+) -> Softmax:
+    """Scores, their maximum, and the sums of weights and weighted values, one head after the other.
+
+    Parameters
+    ----------
+    q : (H_q, D)
+    k, v : (N, H_kv, D)
+        Query head h reads KV head h // (H_q // H_kv).
+    scale : float
+    valid : bool (N,), optional
+        Rows that take part; by default all.
+    """
+    q64, k64, v64 = (np.asarray(x, np.float64) for x in (q, k, v))
+    heads, head_dim = q64.shape
+    rows = np.arange(len(k64)) if valid is None else np.flatnonzero(np.asarray(valid, bool))
+    group = heads // k64.shape[1]
+    top = np.full(heads, -np.inf)
+    total = np.zeros(heads)
+    output = np.zeros((heads, head_dim))
+    for head in range(heads):
+        keys, values = k64[rows, head // group], v64[rows, head // group]
+        if len(rows) == 0:
+            continue
+        scores = scale * (keys * q64[head]).sum(axis=1)
+        top[head] = scores.max()
+        weights = np.exp(scores - top[head])
+        total[head] = weights.sum()
+        output[head] = (weights[:, None] * values).sum(axis=0)
+    return Softmax(top, total, output)
+
+
+def attention(
+    q: npt.ArrayLike,
+    k: npt.ArrayLike,
+    v: npt.ArrayLike,
+    scale: float,
+    valid: npt.ArrayLike | None = None,
+) -> F64:
+    """Softmax attention of one query token: (H_q, D) float64, zeros where nothing is valid."""
+    parts = partial(q, k, v, scale, valid)
+    out = np.zeros_like(parts.output)
+    for head in range(len(out)):
+        if parts.sum[head] > 0:
+            out[head] = parts.output[head] / parts.sum[head]
+    return out
+
+
+def attention_block(
+    q: npt.ArrayLike,
+    k: npt.ArrayLike,
+    v: npt.ArrayLike,
+    scale: float,
+    valid: npt.ArrayLike | None = None,
+) -> F64:
+    """Causal attention of q (n, H_q, D), the newest n of the N positions: (n, H_q, D) float64.
+
+    Row i stands at position N - n + i and sees the valid rows up to it (the mask is aligned at the
+    bottom right).
+    """
+    queries, keys, values = np.asarray(q), np.asarray(k), np.asarray(v)
+    mask = np.ones(len(keys), bool) if valid is None else np.asarray(valid, bool)
+    first = len(keys) - len(queries)
+    return np.stack(
+        [
+            attention(row, keys[:end], values[:end], scale, mask[:end])
+            for end, row in enumerate(queries, start=first + 1)
+        ]
+    )
+
+
+def storage_bound(profile: Profile, x: npt.ArrayLike) -> F64:
+    """Largest absolute change of each element of ``x`` (..., D) by storing it in ``profile``."""
+    size = np.abs(np.asarray(x, np.float64))
+    if profile is Profile.FP32:
+        return np.zeros_like(size)
+    if profile is Profile.FP16:
+        return np.maximum(size * 2.0**-11, 2.0**-25)
+    bound = np.empty_like(size)
+    for start in range(0, size.shape[-1], Q8_BLOCK):
+        block = size[..., start : start + Q8_BLOCK]
+        step = block.max(axis=-1, keepdims=True) / 127
+        scale_error = np.maximum(step * 2.0**-11, 2.0**-25)
+        bound[..., start : start + Q8_BLOCK] = step / 2 + 127 * scale_error + 4 * _U * 127 * step
+    return bound
+
+
+def tolerance(
+    profile: Profile,
+    q: npt.ArrayLike,
+    k: npt.ArrayLike,
+    v: npt.ArrayLike,
+    scale: float,
+    valid: npt.ArrayLike | None = None,
+) -> F64:
+    """Absolute bound (H_q, D) on |store - oracle|, derived at the head of this module.
+
+    Parameters are those of `attention`, with k and v as they were given to the store.
+    """
+    q64, k64, v64 = (np.asarray(x, np.float64) for x in (q, k, v))
+    heads, head_dim = q64.shape
+    rows = np.arange(len(k64)) if valid is None else np.flatnonzero(np.asarray(valid, bool))
+    bound = np.zeros((heads, head_dim))
+    if len(rows) == 0:
+        return bound
+    k_error, v_error = storage_bound(profile, k64[rows]), storage_bound(profile, v64[rows])
+    group = heads // k64.shape[1]
+    n = len(rows)
+    for head in range(heads):
+        keys, values = k64[rows, head // group], v64[rows, head // group]
+        products = np.abs(keys * q64[head]).sum(axis=1)
+        stored = (k_error[:, head // group] * np.abs(q64[head])).sum(axis=1)
+        score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
+        scores = scale * (keys * q64[head]).sum(axis=1)
+        top = scores.max()
+        running = np.maximum.accumulate(scores)
+        rises = 1 + np.count_nonzero(np.diff(running))
+        exponent_error = score_error + _U * (np.abs(scores) + abs(top))
+        rescaling = rises * (2 * EXP_ULPS * _U + _U + 2 * _U * np.abs(running).max())
+        weight_error = exponent_error + 2 * EXP_ULPS * _U + rescaling
+        weights = np.exp(scores - top)
+        weights /= weights.sum()
+        # Rows without weight can't move the output, however wrong their scores: unless the error
+        # itself could bring them back.
+        heavy = scores + score_error > top - score_error.max() - 87
+        worst = weight_error[heavy].max()
+        factor = np.expm1(np.minimum(weight_error + worst, 700.0)) + 2 * _gamma(n) + 4 * _U
+        stored_value = v_error[:, head // group]
+        magnitude = np.abs(values) + stored_value
+        bound[head] = (
+            (weights[:, None] * (factor[:, None] * magnitude)).sum(axis=0)
+            + (weights[:, None] * (1 + factor[:, None]) * stored_value).sum(axis=0)
+            + n * 2.0**-126 * magnitude.max(axis=0)
+        )
+    return bound
+
+
+def _gamma(roundings: int) -> float:
+    return roundings * _U / (1 - roundings * _U)
