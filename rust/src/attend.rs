@@ -1,0 +1,532 @@
+//! The attention kernel: one pass over the pages with an online softmax.
+//!
+//! Each page is read once for all query lanes of a KV head: the scores of a whole K tile, one new
+//! maximum and one rescale, then the V tile into registers. Positions are cut into spans of fixed
+//! size, which are merged in their order: the thread count changes who computes a span, never what.
+
+use crate::fault::{Code, Fault};
+use crate::pool::Shape;
+use crate::simd::{F8, WIDTH};
+use crate::store::low_bits;
+use std::ffi::c_void;
+use std::ops::Range;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Positions of a span. Changing it changes results in their last bits.
+pub const SPAN: usize = 1024;
+/// Query rows that share one pass over the pages.
+pub const BLOCK: usize = 8;
+/// Lanes that share the registers of one tile.
+const TILE: usize = 3;
+
+/// Runs `body(context, i)` for each i in [0, n), on any thread, and returns when all are done.
+pub type ParallelFor =
+    unsafe extern "C" fn(*mut c_void, extern "C" fn(*mut c_void, i64), *mut c_void, i64);
+
+/// Who shares the work: a function with its own context, and how many threads it has.
+#[derive(Clone, Copy)]
+pub struct Threads {
+    pub run: Option<ParallelFor>,
+    pub pool: *mut c_void,
+    pub count: usize,
+}
+
+/// One layer's pages as the kernel reads them.
+#[derive(Clone, Copy)]
+pub struct Pages<'a> {
+    pub shape: Shape,
+    pub base: *const f32,
+    pub ids: &'a [i32],
+    pub bits: &'a [u64],
+}
+
+/// A block of query rows. Lanes are (head, row, query head of the group), in this order.
+#[derive(Clone, Copy)]
+pub struct Query {
+    pub rows: usize,
+    /// Row i sees the positions [start, limit + i).
+    pub start: i64,
+    pub limit: i64,
+    pub scale: f32,
+}
+
+impl Query {
+    /// Valid slots of a page that row `row` sees; `first` is the page's first position.
+    fn mask(&self, row: usize, first: i64, bits: u64) -> u64 {
+        let below = |end: i64| low_bits((end - first).clamp(0, 64) as usize);
+        bits & below(self.limit + row as i64) & !below(self.start)
+    }
+}
+
+/// Running softmax of all lanes: maximum, sum, and the weighted V rows, not divided.
+#[derive(Clone, Copy)]
+pub struct State {
+    max: *mut f32,
+    sum: *mut f32,
+    acc: *mut f32,
+}
+
+impl State {
+    fn floats(lanes: usize, stride: usize) -> usize {
+        lanes * (stride + 2)
+    }
+
+    /// # Safety
+    /// `at` is writable for `State::floats(lanes, stride)`.
+    unsafe fn at(at: *mut f32, lanes: usize, stride: usize) -> State {
+        // SAFETY: the three arrays fill the caller's space one after the other.
+        unsafe { State { acc: at, max: at.add(lanes * stride), sum: at.add(lanes * (stride + 1)) } }
+    }
+}
+
+/// Work space of one attend: the padded query block, then one state a span.
+pub fn scratch_bytes(shape: &Shape, capacity: usize) -> usize {
+    let lanes = shape.heads * shape.group * BLOCK;
+    let spans = capacity.div_ceil(SPAN);
+    size_of::<f32>() * (lanes * shape.stride + spans * State::floats(lanes, shape.stride))
+}
+
+/// Where results go. Query heads are the model's; the first of this store is `first_head`.
+pub enum Output {
+    /// (rows, q_heads, dim)
+    Attention { out: *mut f32, q_heads: usize, first_head: usize },
+    /// (q_heads,), (q_heads,), (q_heads, dim), of one row
+    Partial { max: *mut f32, sum: *mut f32, out: *mut f32, first_head: usize },
+}
+
+/// What the units of one attend share.
+struct Job<'a> {
+    pages: Pages<'a>,
+    query: Query,
+    q: *const f32,
+    states: *mut f32,
+    lanes: usize,
+    heads: Range<usize>,
+    /// Spans [first, first + n) of the layer, each cut into `parts` ranges of heads.
+    first_span: usize,
+    parts: usize,
+    /// A unit panicked.
+    failed: AtomicBool,
+}
+
+impl Job<'_> {
+    /// # Safety
+    /// The state of span `span` lies in the scratch.
+    unsafe fn state(&self, span: usize) -> State {
+        let stride = self.pages.shape.stride;
+        // SAFETY: the scratch holds a state for each span of the capacity.
+        unsafe {
+            let at = self.states.add(span * State::floats(self.lanes, stride));
+            State::at(at, self.lanes, stride)
+        }
+    }
+}
+
+extern "C" fn run_unit(context: *mut c_void, unit: i64) {
+    // SAFETY: `attend` passes a Job that outlives the parallel loop, and units only read it.
+    let job = unsafe { &*context.cast::<Job>() };
+    let run = AssertUnwindSafe(|| {
+        let (span, part) = (unit as usize / job.parts, unit as usize % job.parts);
+        let heads = job.heads.len();
+        let cut = |part: usize| job.heads.start + heads * part / job.parts;
+        let per_span = SPAN / job.pages.shape.page_tokens;
+        let first = (job.first_span + span) * per_span;
+        let last = (first + per_span).min(job.pages.ids.len());
+        let heads = cut(part)..cut(part + 1);
+        // SAFETY: a unit writes the lanes of its own heads in the state of its own span.
+        unsafe {
+            attend_pages(&job.pages, &job.query, job.q, job.state(span), first..last, heads);
+        }
+    });
+    // A panic must not unwind into the thread pool, which is not Rust.
+    if catch_unwind(run).is_err() {
+        job.failed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Attention of `query.rows` rows over `heads` of one layer.
+///
+/// # Safety
+/// `q` is readable for (rows, q_heads, dim) and `output` writable for its shapes; `scratch` holds
+/// `scratch_bytes` and nobody else uses it; every page id lies in the pool behind `pages.base`.
+pub unsafe fn attend(
+    pages: Pages,
+    query: Query,
+    (q, q_heads, first_head): (*const f32, usize, usize),
+    heads: Range<usize>,
+    output: &Output,
+    scratch: *mut f32,
+    threads: Threads,
+) -> Result<(), Fault> {
+    let Shape { group, dim, stride, page_tokens, .. } = pages.shape;
+    let lanes = pages.shape.heads * query.rows * group;
+    let lane = |head: usize, row: usize, g: usize| (head * query.rows + row) * group + g;
+    // SAFETY: lanes <= heads * group * BLOCK, for which the scratch was sized; row and query head are
+    // inside the caller's q.
+    unsafe {
+        for head in heads.clone() {
+            for row in 0..query.rows {
+                for g in 0..group {
+                    let from = q.add((row * q_heads + first_head + head * group + g) * dim);
+                    let to = scratch.add(lane(head, row, g) * stride);
+                    to.copy_from_nonoverlapping(from, dim);
+                    to.add(dim).write_bytes(0, stride - dim);
+                }
+            }
+        }
+    }
+    let end = (query.limit + query.rows as i64 - 1).min((pages.ids.len() * page_tokens) as i64);
+    let first_span = query.start as usize / SPAN;
+    let spans = (end.max(0) as usize).div_ceil(SPAN).saturating_sub(first_span);
+    let parts = if spans >= threads.count { 1 } else { heads.len().min(threads.count) };
+    let job = Job {
+        pages,
+        query,
+        q: scratch,
+        // SAFETY: the states lie behind the query block.
+        states: unsafe { scratch.add(pages.shape.heads * group * BLOCK * stride) },
+        lanes,
+        heads: heads.clone(),
+        first_span,
+        parts,
+        failed: AtomicBool::new(false),
+    };
+    let context = (&raw const job).cast_mut().cast::<c_void>();
+    let units = (spans * parts) as i64;
+    match threads.run {
+        // SAFETY: `run` returns after the last unit, so `job` outlives its use.
+        Some(run) if threads.count > 1 && units > 1 => unsafe {
+            run(threads.pool, run_unit, context, units);
+        },
+        _ => (0..units).for_each(|unit| run_unit(context, unit)),
+    }
+    if job.failed.load(Ordering::Relaxed) {
+        return Err(Fault::of(Code::Panic, 0, 0, 0));
+    }
+    for head in heads {
+        for row in 0..query.rows {
+            for g in 0..group {
+                let q_head = head * group + g;
+                // SAFETY: all units are done; the lane and the output row are inside their arrays.
+                unsafe { finish(&job, spans, lane(head, row, g), row, q_head, output) };
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Merges a lane's spans in their order and writes its row.
+///
+/// # Safety
+/// As `attend`; every unit is done.
+unsafe fn finish(
+    job: &Job,
+    spans: usize,
+    lane: usize,
+    row: usize,
+    q_head: usize,
+    output: &Output,
+) {
+    let Shape { dim, stride, .. } = job.pages.shape;
+    let mut total = 0.0;
+    let mut top = f32::NEG_INFINITY;
+    let mut joined = [0.0_f32; 256];
+    // SAFETY: lane < job.lanes, and stride <= 256; output rows as the caller promises.
+    unsafe {
+        for span in 0..spans {
+            top = top.max(*job.state(span).max.add(lane));
+        }
+        for span in 0..spans {
+            let state = job.state(span);
+            let sum = *state.sum.add(lane);
+            if sum == 0.0 {
+                continue;
+            }
+            let weight = exp(*state.max.add(lane) - finite_or_zero(top));
+            total += weight * sum;
+            let acc = state.acc.add(lane * stride);
+            for (i, x) in joined[..dim].iter_mut().enumerate() {
+                *x += weight * *acc.add(i);
+            }
+        }
+        match *output {
+            Output::Attention { out, q_heads, first_head } => {
+                let out = out.add((row * q_heads + first_head + q_head) * dim);
+                for (i, x) in joined[..dim].iter().enumerate() {
+                    *out.add(i) = if total == 0.0 { 0.0 } else { x / total };
+                }
+            }
+            Output::Partial { max, sum, out, first_head } => {
+                *max.add(first_head + q_head) = top;
+                *sum.add(first_head + q_head) = total;
+                let out = out.add((first_head + q_head) * dim);
+                out.copy_from_nonoverlapping(joined.as_ptr(), dim);
+            }
+        }
+    }
+}
+
+/// The same exponential as the tiles use.
+fn exp(x: f32) -> f32 {
+    let mut out = [0.0; WIDTH];
+    // SAFETY: `out` holds eight floats.
+    unsafe { F8::splat(x).exp().store(out.as_mut_ptr()) };
+    out[0]
+}
+
+/// What scores are compared with: where all of them are -inf, 0 keeps inf - inf away.
+fn finite_or_zero(max: f32) -> f32 {
+    if max == f32::NEG_INFINITY {
+        0.0
+    } else {
+        max
+    }
+}
+
+/// Attention of all lanes of `heads` over the entries `entries`, from an empty state.
+///
+/// # Safety
+/// `q` holds the padded lanes, `state` their state; the pages behind the ids are readable.
+unsafe fn attend_pages(
+    pages: &Pages,
+    query: &Query,
+    q: *const f32,
+    state: State,
+    entries: Range<usize>,
+    heads: Range<usize>,
+) {
+    let shape = &pages.shape;
+    let (stride, per_head) = (shape.stride, query.rows * shape.group);
+    let page_of = |id: i32| pages.base.wrapping_add(id as usize * shape.page_floats());
+    // SAFETY: lanes, heads and entries are inside their arrays, as the caller promises.
+    unsafe {
+        for lane in heads.start * per_head..heads.end * per_head {
+            *state.max.add(lane) = f32::NEG_INFINITY;
+            *state.sum.add(lane) = 0.0;
+            state.acc.add(lane * stride).write_bytes(0, stride);
+        }
+        let mut scores = [[0.0_f32; 64]; TILE];
+        for index in entries.clone() {
+            let first = (index * shape.page_tokens) as i64;
+            let mut masks = [0; BLOCK];
+            for (row, mask) in masks[..query.rows].iter_mut().enumerate() {
+                *mask = query.mask(row, first, pages.bits[index]);
+            }
+            // The last row sees the most.
+            if pages.ids[index] < 0 || masks[query.rows - 1] == 0 {
+                continue;
+            }
+            let page = page_of(pages.ids[index]);
+            let following = match pages.ids.get(index + 1) {
+                Some(&id) if id >= 0 && index + 1 < entries.end => page_of(id),
+                _ => std::ptr::null(),
+            };
+            for head in heads.clone() {
+                let next = if head + 1 < heads.end {
+                    page.add(shape.row_offset(head + 1, 0))
+                } else if following.is_null() {
+                    following
+                } else {
+                    following.wrapping_add(shape.row_offset(heads.start, 0))
+                };
+                let mut tile = Tile {
+                    k: page.add(shape.row_offset(head, 0)),
+                    stride,
+                    tokens: shape.page_tokens,
+                    mask: 0,
+                    scale: query.scale,
+                    next,
+                };
+                let mut lane = 0;
+                while lane < per_head {
+                    tile.mask = masks[lane / shape.group];
+                    // Lanes of one tile see the same slots; 4 make two pairs rather than 3 and 1.
+                    let same = (lane..per_head)
+                        .take_while(|&other| masks[other / shape.group] == tile.mask)
+                        .take(TILE + 2)
+                        .count();
+                    let n = if same == 4 { 2 } else { same.min(TILE) };
+                    if tile.mask != 0 {
+                        let at = head * per_head + lane;
+                        match n {
+                            3 => tile.run::<3>(q, state, at, &mut scores),
+                            2 => tile.run::<2>(q, state, at, &mut scores),
+                            _ => tile.run::<1>(q, state, at, &mut scores),
+                        }
+                        // Later lanes find the next tile under way.
+                        tile.next = std::ptr::null();
+                    }
+                    lane += n;
+                }
+            }
+        }
+    }
+}
+
+/// The K and V tile of one head in one page, for lanes that see the same slots.
+struct Tile {
+    k: *const f32,
+    stride: usize,
+    tokens: usize,
+    mask: u64,
+    scale: f32,
+    /// Where the tile read after this one starts, or null.
+    next: *const f32,
+}
+
+impl Tile {
+    /// # Safety
+    /// The tile is readable, and lanes [lane, lane + N) lie in `q` and `state`.
+    #[inline(always)]
+    unsafe fn run<const N: usize>(
+        &self,
+        q: *const f32,
+        state: State,
+        lane: usize,
+        scores: &mut [[f32; 64]; TILE],
+    ) {
+        // SAFETY: passed on.
+        unsafe {
+            self.score::<N>(q.add(lane * self.stride), scores);
+            let mut rescale = [1.0_f32; N];
+            for n in 0..N {
+                rescale[n] = self.weigh(&mut scores[n], state, lane + n);
+            }
+            let acc = state.acc.add(lane * self.stride);
+            let mut column = 0;
+            while column + 4 * WIDTH <= self.stride {
+                self.gather::<N, 4>(acc, column, scores, &rescale);
+                column += 4 * WIDTH;
+            }
+            while column < self.stride {
+                self.gather::<N, 1>(acc, column, scores, &rescale);
+                column += WIDTH;
+            }
+        }
+    }
+
+    /// Asks for the line of the next tile that lies as far in as `offset` in this one.
+    #[inline(always)]
+    fn prefetch(&self, offset: usize) {
+        if !self.next.is_null() {
+            F8::prefetch(self.next.wrapping_add(offset));
+        }
+    }
+
+    /// Scores of all slots; those outside the mask get -inf, whatever lies there.
+    #[inline(always)]
+    unsafe fn score<const N: usize>(&self, q: *const f32, scores: &mut [[f32; 64]; TILE]) {
+        let stride = self.stride;
+        for quad in (0..self.tokens).step_by(4) {
+            let mut sums = [[f32::NEG_INFINITY; 4]; N];
+            if self.mask >> quad & 0xF != 0 {
+                let mut acc = [[F8::splat(0.0); 4]; N];
+                for d in (0..stride).step_by(WIDTH) {
+                    for r in 0..4 {
+                        // SAFETY: row quad + r and column d lie in the tile; q rows are `stride` long.
+                        unsafe {
+                            let k = F8::load(self.k.add((quad + r) * stride + d));
+                            for (n, acc) in acc.iter_mut().enumerate() {
+                                acc[r] = acc[r].fma(k, F8::load(q.add(n * stride + d)));
+                            }
+                        }
+                    }
+                }
+                for n in 0..N {
+                    sums[n] = F8::sum4(acc[n]).map(|x| x * self.scale);
+                }
+                for line in (0..4 * stride).step_by(16) {
+                    self.prefetch(quad * stride + line);
+                }
+            }
+            for n in 0..N {
+                scores[n][quad..quad + 4].copy_from_slice(&sums[n]);
+            }
+        }
+        let mut hidden = !self.mask & low_bits(self.tokens);
+        while hidden != 0 {
+            let slot = hidden.trailing_zeros() as usize;
+            for lane in &mut scores[..N] {
+                lane[slot] = f32::NEG_INFINITY;
+            }
+            hidden &= hidden - 1;
+        }
+    }
+
+    /// Turns a lane's scores into weights and updates its maximum and sum; returns the factor for
+    /// what was gathered before.
+    #[inline(always)]
+    unsafe fn weigh(&self, scores: &mut [f32; 64], state: State, lane: usize) -> f32 {
+        let scores = &mut scores[..self.tokens];
+        // SAFETY: `tokens` is a multiple of eight; the lane lies in the state.
+        unsafe {
+            let mut tops = F8::splat(f32::NEG_INFINITY);
+            for chunk in scores.chunks_exact(WIDTH) {
+                tops = F8::load(chunk.as_ptr()).max(tops);
+            }
+            let mut top = [0.0; WIDTH];
+            tops.store(top.as_mut_ptr());
+            let before = *state.max.add(lane);
+            // f32::max leaves NaN out; a NaN score shows in the sum.
+            let max = top.into_iter().fold(before, f32::max);
+            let shift = F8::splat(finite_or_zero(max));
+            let mut sums = F8::splat(0.0);
+            for chunk in scores.chunks_exact_mut(WIDTH) {
+                let weights = F8::load(chunk.as_ptr()).sub(shift).exp();
+                weights.store(chunk.as_mut_ptr());
+                sums = sums.add(weights);
+            }
+            let zero = F8::splat(0.0);
+            let rescale = if max > before { exp(before - max) } else { 1.0 };
+            let sum = state.sum.add(lane);
+            *sum = *sum * rescale + F8::sum4([sums, zero, zero, zero])[0];
+            *state.max.add(lane) = max;
+            rescale
+        }
+    }
+
+    /// Adds the weighted V rows, C vectors from `column` on.
+    #[inline(always)]
+    unsafe fn gather<const N: usize, const C: usize>(
+        &self,
+        acc: *mut f32,
+        column: usize,
+        weights: &[[f32; 64]; TILE],
+        rescale: &[f32; N],
+    ) {
+        let stride = self.stride;
+        let v = self.k.wrapping_add(self.tokens * stride);
+        let at = |n: usize, c: usize| n * stride + column + c * WIDTH;
+        let mut sums = [[F8::splat(0.0); C]; N];
+        // SAFETY: slots of the mask and columns below stride lie in the tile and in the lanes.
+        unsafe {
+            for n in 0..N {
+                for c in 0..C {
+                    sums[n][c] = F8::load(acc.add(at(n, c))).mul(F8::splat(rescale[n]));
+                }
+            }
+            let mut left = self.mask;
+            while left != 0 {
+                let slot = left.trailing_zeros() as usize;
+                left &= left - 1;
+                let row = slot * stride + column;
+                let weight: [F8; N] = std::array::from_fn(|n| F8::splat(weights[n][slot]));
+                for c in 0..C {
+                    let value = F8::load(v.add(row + c * WIDTH));
+                    for n in 0..N {
+                        sums[n][c] = sums[n][c].fma(weight[n], value);
+                    }
+                }
+                for line in (0..C * WIDTH).step_by(16) {
+                    self.prefetch(self.tokens * stride + row + line);
+                }
+            }
+            for n in 0..N {
+                for c in 0..C {
+                    sums[n][c].store(acc.add(at(n, c)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The native arm of kvtrial: a KV page pool and an attention kernel behind a C boundary.
+//!
+//! `memory` maps, `pool` counts pages, `store` keeps sessions and their tables, `rows`, `branch`,
+//! `restore` and `query` are the verbs, `attend` is the kernel over `simd`, and `ffi` is the door.
+
+#![deny(unsafe_op_in_unsafe_fn)]
+#![warn(clippy::undocumented_unsafe_blocks)]
+// Verbs of the contract take what the contract gives them.
+#![allow(clippy::too_many_arguments)]
+// Register tiles are indexed as the matrices that they are.
+#![allow(clippy::needless_range_loop)]
+
+mod attend;
+mod branch;
+mod fault;
+mod ffi;
+mod memory;
+mod pool;
+mod query;
+mod restore;
+mod rows;
+mod simd;
+mod store;

@@ -1,0 +1,285 @@
+//! The page pool: page ids, reference counts and the free list over one region of memory.
+//!
+//! A page holds P tokens of one layer, head-major: for each local KV head a K tile (P, stride), then
+//! its V tile (P, stride). Rows are padded to `stride`; a written row has zeros in its padding.
+
+use crate::fault::{Code, Fault};
+use crate::memory::Region;
+use crate::simd::WIDTH;
+
+/// What a page looks like.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub layers: usize,
+    /// KV heads that this store holds.
+    pub heads: usize,
+    /// Query heads per KV head.
+    pub group: usize,
+    pub dim: usize,
+    /// Floats from row to row: `dim` rounded up to whole vectors.
+    pub stride: usize,
+    pub page_tokens: usize,
+}
+
+impl Shape {
+    pub fn new(
+        layers: usize,
+        heads: usize,
+        group: usize,
+        dim: usize,
+        page_tokens: usize,
+    ) -> Result<Shape, Fault> {
+        for (value, high) in [(layers, 4096), (heads, 4096), (group, 16), (dim, 256)] {
+            if !(1..=high).contains(&value) {
+                return Err(Fault::of(Code::Shape, value as i64, 1, high as i64));
+            }
+        }
+        if ![16, 32, 64].contains(&page_tokens) {
+            return Err(Fault::of(Code::Shape, page_tokens as i64, 16, 64));
+        }
+        let stride = dim.next_multiple_of(WIDTH);
+        Ok(Shape { layers, heads, group, dim, stride, page_tokens })
+    }
+
+    pub fn tile_floats(&self) -> usize {
+        self.page_tokens * self.stride
+    }
+
+    pub fn page_floats(&self) -> usize {
+        2 * self.heads * self.tile_floats()
+    }
+
+    pub fn page_bytes(&self) -> usize {
+        4 * self.page_floats()
+    }
+
+    /// Float offset in its page of a K row; its V row lies `tile_floats` behind.
+    pub fn row_offset(&self, head: usize, slot: usize) -> usize {
+        2 * head * self.tile_floats() + slot * self.stride
+    }
+
+    /// Pages that the first `rows` positions span.
+    pub fn pages_for(&self, rows: i64) -> usize {
+        (rows as usize).div_ceil(self.page_tokens)
+    }
+
+    /// Page index and slot in it of a position relative to the store's base.
+    pub fn place(&self, position: i64) -> (usize, usize) {
+        (position as usize / self.page_tokens, position as usize % self.page_tokens)
+    }
+}
+
+pub struct Pool {
+    shape: Shape,
+    memory: Region,
+    /// Table entries that point to each page. Invariant: 0 exactly for pages that are free.
+    references: Vec<u32>,
+    /// Pages given back; capacity for all, so that a push never allocates.
+    freed: Vec<u32>,
+    /// Pages from here on were never taken.
+    fresh: usize,
+    /// Debug switch: rows without content are NaN, so that a use of one shows.
+    poison: bool,
+}
+
+impl Pool {
+    pub fn new(shape: Shape, pages: usize, poison: bool) -> Result<Pool, Fault> {
+        if pages == 0 || pages > i32::MAX as usize {
+            return Err(Fault::of(Code::Budget, pages as i64, 1, i64::from(i32::MAX)));
+        }
+        let bytes = pages.checked_mul(shape.page_bytes());
+        let refused = || Fault::of(Code::NoMemory, bytes.unwrap_or(0) as i64, 0, 0);
+        let memory = Region::new(bytes.ok_or_else(refused)?, true)?;
+        let mut freed = Vec::new();
+        freed.try_reserve_exact(pages).map_err(|_| refused())?;
+        let mut references = Vec::new();
+        references.try_reserve_exact(pages).map_err(|_| refused())?;
+        references.resize(pages, 0);
+        Ok(Pool { shape, memory, references, freed, fresh: 0, poison })
+    }
+
+    pub fn pages(&self) -> usize {
+        self.references.len()
+    }
+
+    pub fn free(&self) -> usize {
+        self.freed.len() + self.pages() - self.fresh
+    }
+
+    pub fn references(&self) -> &[u32] {
+        &self.references
+    }
+
+    pub fn base(&self) -> *const f32 {
+        self.memory.base()
+    }
+
+    pub fn page(&self, id: i32) -> *mut f32 {
+        assert!((id as usize) < self.pages(), "page id {id} is not in the pool");
+        // SAFETY: the id is in the pool, so the offset lies inside the region.
+        unsafe { self.memory.base::<f32>().add(id as usize * self.shape.page_floats()) }
+    }
+
+    /// A free page with one reference. Callers count first, so an empty pool is a bug.
+    pub fn take(&mut self) -> i32 {
+        let id = self.freed.pop().unwrap_or_else(|| {
+            self.fresh += 1;
+            (self.fresh - 1) as u32
+        });
+        assert_eq!(self.references[id as usize], 0, "page {id} was free and referenced");
+        self.references[id as usize] = 1;
+        if self.poison {
+            self.fill_nan(id as i32);
+        }
+        id as i32
+    }
+
+    pub fn share(&mut self, id: i32) {
+        assert!(self.references[id as usize] > 0, "page {id} is free");
+        self.references[id as usize] += 1;
+    }
+
+    pub fn is_shared(&self, id: i32) -> bool {
+        self.references[id as usize] > 1
+    }
+
+    pub fn release(&mut self, id: i32) {
+        let count = &mut self.references[id as usize];
+        assert!(*count > 0, "page {id} was released twice");
+        *count -= 1;
+        if *count == 0 {
+            self.freed.push(id as u32);
+            if self.poison {
+                self.fill_nan(id);
+            }
+        }
+    }
+
+    /// Copies a whole page.
+    pub fn copy(&mut self, from: i32, to: i32) {
+        assert_ne!(from, to);
+        // SAFETY: two different pages of the pool, which do not overlap; `page` checks the ids.
+        unsafe {
+            self.page(from).copy_to_nonoverlapping(self.page(to), self.shape.page_floats());
+        }
+    }
+
+    /// Pointers to the K and V row of one head.
+    pub fn row(&self, id: i32, head: usize, slot: usize) -> (*mut f32, *mut f32) {
+        debug_assert!(head < self.shape.heads && slot < self.shape.page_tokens);
+        // SAFETY: head and slot are inside the shape, so both rows lie inside the page.
+        unsafe {
+            let k = self.page(id).add(self.shape.row_offset(head, slot));
+            (k, k.add(self.shape.tile_floats()))
+        }
+    }
+
+    /// Writes one token's rows, `k` and `v` of (heads, dim), with zeros in the padding.
+    ///
+    /// # Safety
+    /// `k` and `v` are readable for heads * dim floats and lie outside the page.
+    pub unsafe fn write(&mut self, id: i32, slot: usize, k: *const f32, v: *const f32) {
+        let Shape { heads, dim, .. } = self.shape;
+        for head in 0..heads {
+            let (k_row, v_row) = self.row(id, head, slot);
+            // SAFETY: the caller's promise for the sources; a row holds `stride` >= dim floats.
+            unsafe {
+                k_row.copy_from_nonoverlapping(k.add(head * dim), dim);
+                v_row.copy_from_nonoverlapping(v.add(head * dim), dim);
+            }
+        }
+        self.clear_padding(id, slot);
+    }
+
+    /// Copies one token's rows out.
+    ///
+    /// # Safety
+    /// `k` and `v` are writable for heads * dim floats and lie outside the page.
+    pub unsafe fn read(&self, id: i32, slot: usize, k: *mut f32, v: *mut f32) {
+        let Shape { heads, dim, .. } = self.shape;
+        for head in 0..heads {
+            let (k_row, v_row) = self.row(id, head, slot);
+            // SAFETY: the caller's promise for the targets; a row holds `stride` >= dim floats.
+            unsafe {
+                k_row.copy_to_nonoverlapping(k.add(head * dim), dim);
+                v_row.copy_to_nonoverlapping(v.add(head * dim), dim);
+            }
+        }
+    }
+
+    /// Zeros the padding of one token's rows: the kernel multiplies it by the query's zeros.
+    pub fn clear_padding(&mut self, id: i32, slot: usize) {
+        let Shape { heads, dim, stride, .. } = self.shape;
+        if dim == stride {
+            return;
+        }
+        for head in 0..heads {
+            let (k_row, v_row) = self.row(id, head, slot);
+            // SAFETY: [dim, stride) of a row lies inside it.
+            unsafe {
+                k_row.add(dim).write_bytes(0, stride - dim);
+                v_row.add(dim).write_bytes(0, stride - dim);
+            }
+        }
+    }
+
+    /// With the debug switch on, makes NaN of rows that hold nothing (any more).
+    pub fn poison_rows(&mut self, id: i32, slots: std::ops::Range<usize>) {
+        if !self.poison {
+            return;
+        }
+        for slot in slots {
+            for head in 0..self.shape.heads {
+                let (k_row, v_row) = self.row(id, head, slot);
+                for i in 0..self.shape.stride {
+                    // SAFETY: i < stride, the length of a row.
+                    unsafe {
+                        k_row.add(i).write(f32::NAN);
+                        v_row.add(i).write(f32::NAN);
+                    }
+                }
+            }
+        }
+    }
+
+    fn fill_nan(&mut self, id: i32) {
+        self.poison_rows(id, 0..self.shape.page_tokens);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_come_back_once() {
+        let shape = Shape::new(1, 2, 3, 5, 16).unwrap();
+        let mut pool = Pool::new(shape, 2, false).unwrap();
+        let (a, b) = (pool.take(), pool.take());
+        assert_eq!((a, b, pool.free()), (0, 1, 0));
+        pool.share(a);
+        pool.release(a);
+        assert_eq!(pool.free(), 0);
+        pool.release(a);
+        assert_eq!((pool.free(), pool.take()), (1, a));
+        assert_eq!(pool.references(), [1, 1]);
+    }
+
+    #[test]
+    fn a_second_release_is_a_bug() {
+        let shape = Shape::new(1, 1, 1, 8, 16).unwrap();
+        let mut pool = Pool::new(shape, 1, false).unwrap();
+        let id = pool.take();
+        pool.release(id);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.release(id))).is_err());
+    }
+
+    #[test]
+    fn offsets_do_not_wrap_at_two_gigabytes() {
+        let shape = Shape::new(1, 9, 1, 240, 64).unwrap();
+        assert_eq!(7768 * shape.page_bytes(), 7768 * 4 * 2 * 9 * 64 * 240);
+        let pool = Pool::new(shape, 7769, false).unwrap();
+        let last = pool.page(7768) as usize - pool.page(0) as usize;
+        assert_eq!(last, 8_590_786_560);
+    }
+}

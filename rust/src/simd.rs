@@ -1,0 +1,322 @@
+//! Eight floats: AVX2 with FMA, NEON, or plain arrays. The target is the build's, as for the C arms.
+
+pub const WIDTH: usize = 8;
+
+#[cfg(all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"))]
+mod lanes {
+    use core::arch::x86_64::*;
+
+    #[derive(Clone, Copy)]
+    pub struct F8(__m256);
+
+    // SAFETY of every block here: this module exists only where the build's target has AVX2 and FMA.
+    #[allow(clippy::undocumented_unsafe_blocks)]
+    impl F8 {
+        #[inline(always)]
+        pub fn splat(x: f32) -> F8 {
+            F8(unsafe { _mm256_set1_ps(x) })
+        }
+        /// # Safety
+        /// `p` is readable for eight floats; any alignment.
+        #[inline(always)]
+        pub unsafe fn load(p: *const f32) -> F8 {
+            F8(unsafe { _mm256_loadu_ps(p) })
+        }
+        /// # Safety
+        /// `p` is writable for eight floats; any alignment.
+        #[inline(always)]
+        pub unsafe fn store(self, p: *mut f32) {
+            unsafe { _mm256_storeu_ps(p, self.0) }
+        }
+        /// self + a * b, rounded once.
+        #[inline(always)]
+        pub fn fma(self, a: F8, b: F8) -> F8 {
+            F8(unsafe { _mm256_fmadd_ps(a.0, b.0, self.0) })
+        }
+        #[inline(always)]
+        pub fn add(self, b: F8) -> F8 {
+            F8(unsafe { _mm256_add_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        pub fn sub(self, b: F8) -> F8 {
+            F8(unsafe { _mm256_sub_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        pub fn mul(self, b: F8) -> F8 {
+            F8(unsafe { _mm256_mul_ps(self.0, b.0) })
+        }
+        /// The larger; `b` where either is NaN.
+        #[inline(always)]
+        pub fn max(self, b: F8) -> F8 {
+            F8(unsafe { _mm256_max_ps(self.0, b.0) })
+        }
+        /// `self` where `x >= floor` or x is NaN, else +0.
+        #[inline(always)]
+        pub fn zero_below(self, x: F8, floor: F8) -> F8 {
+            F8(unsafe { _mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_NLT_UQ>(x.0, floor.0)) })
+        }
+        #[inline(always)]
+        pub fn round(self) -> F8 {
+            F8(unsafe {
+                _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0)
+            })
+        }
+        /// self * 2^n for integral n in [-126, 127].
+        #[inline(always)]
+        pub fn scale_by_power(self, n: F8) -> F8 {
+            F8(unsafe {
+                let bits = _mm256_slli_epi32::<23>(_mm256_add_epi32(
+                    _mm256_cvtps_epi32(n.0),
+                    _mm256_set1_epi32(127),
+                ));
+                _mm256_mul_ps(self.0, _mm256_castsi256_ps(bits))
+            })
+        }
+        /// The sums of four vectors.
+        #[inline(always)]
+        pub fn sum4(v: [F8; 4]) -> [f32; 4] {
+            let mut out = [0.0; 4];
+            unsafe {
+                let pairs = _mm256_hadd_ps(
+                    _mm256_hadd_ps(v[0].0, v[1].0),
+                    _mm256_hadd_ps(v[2].0, v[3].0),
+                );
+                let low = _mm256_castps256_ps128(pairs);
+                let high = _mm256_extractf128_ps::<1>(pairs);
+                _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(low, high));
+            }
+            out
+        }
+        /// Asks for the cache line at `p`, which need not be readable.
+        #[inline(always)]
+        pub fn prefetch(p: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        }
+    }
+}
+
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+mod lanes {
+    use core::arch::aarch64::*;
+
+    #[derive(Clone, Copy)]
+    pub struct F8(float32x4_t, float32x4_t);
+
+    // SAFETY of every block here: this module exists only where the build's target has NEON.
+    #[allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
+    impl F8 {
+        #[inline(always)]
+        pub fn splat(x: f32) -> F8 {
+            unsafe { F8(vdupq_n_f32(x), vdupq_n_f32(x)) }
+        }
+        /// # Safety
+        /// `p` is readable for eight floats; any alignment.
+        #[inline(always)]
+        pub unsafe fn load(p: *const f32) -> F8 {
+            unsafe { F8(vld1q_f32(p), vld1q_f32(p.add(4))) }
+        }
+        /// # Safety
+        /// `p` is writable for eight floats; any alignment.
+        #[inline(always)]
+        pub unsafe fn store(self, p: *mut f32) {
+            unsafe {
+                vst1q_f32(p, self.0);
+                vst1q_f32(p.add(4), self.1);
+            }
+        }
+        /// self + a * b, rounded once.
+        #[inline(always)]
+        pub fn fma(self, a: F8, b: F8) -> F8 {
+            unsafe { F8(vfmaq_f32(self.0, a.0, b.0), vfmaq_f32(self.1, a.1, b.1)) }
+        }
+        #[inline(always)]
+        pub fn add(self, b: F8) -> F8 {
+            unsafe { F8(vaddq_f32(self.0, b.0), vaddq_f32(self.1, b.1)) }
+        }
+        #[inline(always)]
+        pub fn sub(self, b: F8) -> F8 {
+            unsafe { F8(vsubq_f32(self.0, b.0), vsubq_f32(self.1, b.1)) }
+        }
+        #[inline(always)]
+        pub fn mul(self, b: F8) -> F8 {
+            unsafe { F8(vmulq_f32(self.0, b.0), vmulq_f32(self.1, b.1)) }
+        }
+        /// The larger; NaN where either is.
+        #[inline(always)]
+        pub fn max(self, b: F8) -> F8 {
+            unsafe { F8(vmaxq_f32(self.0, b.0), vmaxq_f32(self.1, b.1)) }
+        }
+        /// `self` where `x >= floor` or x is NaN, else +0.
+        #[inline(always)]
+        pub fn zero_below(self, x: F8, floor: F8) -> F8 {
+            unsafe {
+                let half = |v, x, floor| {
+                    vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(v), vcltq_f32(x, floor)))
+                };
+                F8(half(self.0, x.0, floor.0), half(self.1, x.1, floor.1))
+            }
+        }
+        #[inline(always)]
+        pub fn round(self) -> F8 {
+            unsafe { F8(vrndnq_f32(self.0), vrndnq_f32(self.1)) }
+        }
+        /// self * 2^n for integral n in [-126, 127].
+        #[inline(always)]
+        pub fn scale_by_power(self, n: F8) -> F8 {
+            unsafe {
+                let half = |v, n| {
+                    let bits = vshlq_n_s32::<23>(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)));
+                    vmulq_f32(v, vreinterpretq_f32_s32(bits))
+                };
+                F8(half(self.0, n.0), half(self.1, n.1))
+            }
+        }
+        /// The sums of four vectors.
+        #[inline(always)]
+        pub fn sum4(v: [F8; 4]) -> [f32; 4] {
+            v.map(|x| unsafe { vaddvq_f32(vaddq_f32(x.0, x.1)) })
+        }
+        /// Asks for the cache line at `p`, which need not be readable.
+        #[inline(always)]
+        pub fn prefetch(p: *const f32) {
+            // SAFETY: PRFM never faults and touches neither memory nor flags.
+            unsafe {
+                core::arch::asm!("prfm pldl1keep, [{0}]", in(reg) p,
+                    options(nostack, preserves_flags, readonly));
+            }
+        }
+    }
+}
+
+#[cfg(not(any(
+    all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"),
+    all(target_arch = "aarch64", target_feature = "neon")
+)))]
+mod lanes {
+    use super::WIDTH;
+    use std::array::from_fn;
+
+    #[derive(Clone, Copy)]
+    pub struct F8([f32; WIDTH]);
+
+    impl F8 {
+        #[inline(always)]
+        pub fn splat(x: f32) -> F8 {
+            F8([x; WIDTH])
+        }
+        /// # Safety
+        /// `p` is readable for eight floats; any alignment.
+        #[inline(always)]
+        pub unsafe fn load(p: *const f32) -> F8 {
+            // SAFETY: the caller's promise.
+            F8(unsafe { p.cast::<[f32; WIDTH]>().read_unaligned() })
+        }
+        /// # Safety
+        /// `p` is writable for eight floats; any alignment.
+        #[inline(always)]
+        pub unsafe fn store(self, p: *mut f32) {
+            // SAFETY: the caller's promise.
+            unsafe { p.cast::<[f32; WIDTH]>().write_unaligned(self.0) }
+        }
+        /// self + a * b; two roundings, since FMA in software is slow.
+        #[inline(always)]
+        pub fn fma(self, a: F8, b: F8) -> F8 {
+            F8(from_fn(|i| self.0[i] + a.0[i] * b.0[i]))
+        }
+        #[inline(always)]
+        pub fn add(self, b: F8) -> F8 {
+            F8(from_fn(|i| self.0[i] + b.0[i]))
+        }
+        #[inline(always)]
+        pub fn sub(self, b: F8) -> F8 {
+            F8(from_fn(|i| self.0[i] - b.0[i]))
+        }
+        #[inline(always)]
+        pub fn mul(self, b: F8) -> F8 {
+            F8(from_fn(|i| self.0[i] * b.0[i]))
+        }
+        /// The larger; `b` where either is NaN.
+        #[inline(always)]
+        pub fn max(self, b: F8) -> F8 {
+            F8(from_fn(|i| if self.0[i] > b.0[i] { self.0[i] } else { b.0[i] }))
+        }
+        /// `self` where `x >= floor` or x is NaN, else +0.
+        #[inline(always)]
+        pub fn zero_below(self, x: F8, floor: F8) -> F8 {
+            F8(from_fn(|i| if x.0[i] < floor.0[i] { 0.0 } else { self.0[i] }))
+        }
+        #[inline(always)]
+        pub fn round(self) -> F8 {
+            F8(from_fn(|i| self.0[i].round_ties_even()))
+        }
+        /// self * 2^n for integral n in [-126, 127].
+        #[inline(always)]
+        pub fn scale_by_power(self, n: F8) -> F8 {
+            F8(from_fn(|i| self.0[i] * f32::from_bits(((n.0[i] as i32 + 127) << 23) as u32)))
+        }
+        /// The sums of four vectors.
+        #[inline(always)]
+        pub fn sum4(v: [F8; 4]) -> [f32; 4] {
+            v.map(|F8(x)| ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])))
+        }
+        #[inline(always)]
+        pub fn prefetch(_: *const f32) {}
+    }
+}
+
+pub use lanes::F8;
+
+impl F8 {
+    /// e^x for x <= 0 within 2 ulp; exactly 0 below -87, so that no weight is denormal; NaN stays NaN.
+    #[inline(always)]
+    pub fn exp(self) -> F8 {
+        // Cephes' expf: x = n ln 2 + r with ln 2 in two parts, and a polynomial for e^r.
+        let floor = F8::splat(-87.0);
+        let x = floor.max(self);
+        let n = x.mul(F8::splat(std::f32::consts::LOG2_E)).round();
+        let r = x.fma(n, F8::splat(-0.693_359_4)).fma(n, F8::splat(2.121_944_4e-4));
+        let mut p = F8::splat(1.987_569_1e-4);
+        for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+            p = F8::splat(c).fma(p, r);
+        }
+        let e = r.add(F8::splat(1.0)).fma(p, r.mul(r));
+        e.scale_by_power(n).zero_below(self, floor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exp(x: f32) -> f32 {
+        let mut out = [0.0; WIDTH];
+        // SAFETY: `out` holds eight floats.
+        unsafe { F8::splat(x).exp().store(out.as_mut_ptr()) };
+        out[WIDTH - 1]
+    }
+
+    #[test]
+    fn exp_is_within_two_ulp_of_double() {
+        let mut x = -86.99_f32;
+        while x <= 0.0 {
+            let exact = f64::from(x).exp();
+            let ulp = f64::from(f32::EPSILON) * exact;
+            assert!((f64::from(exp(x)) - exact).abs() <= 2.0 * ulp, "exp({x}) = {}", exp(x));
+            x += 0.0137;
+        }
+        assert_eq!(exp(0.0), 1.0);
+    }
+
+    #[test]
+    fn exp_of_what_is_masked_is_zero_and_nan_stays() {
+        assert_eq!(exp(-87.5).to_bits(), 0);
+        assert_eq!(exp(f32::NEG_INFINITY).to_bits(), 0);
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn sums_keep_their_places() {
+        let v = [1.0, 2.0, 3.0, 4.0].map(F8::splat);
+        assert_eq!(F8::sum4(v), [8.0, 16.0, 24.0, 32.0]);
+    }
+}

@@ -1,0 +1,667 @@
+"""K3's store and session: thin wrappers around the Rust library, one call a verb.
+
+Arguments are checked here and turned into pointers; positions, steps and pages are checked behind
+the boundary, whose codes become the contract's errors here. The interpreter lock is held throughout:
+the work space of a store serves one call at a time, and threads are the pool's own.
+"""
+
+cimport numpy as cnp
+from libc.math cimport isfinite
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+import numpy as np
+
+from kvtrial.contract import (
+    BranchDiverged,
+    BranchesOpen,
+    HoleNotAllowed,
+    InvalidArgument,
+    KVError,
+    MemoryLedger,
+    OutOfRange,
+    PageTable,
+    Partial,
+    PoolExhausted,
+    SlotCancelled,
+    StaleOwner,
+    StepIncomplete,
+)
+
+cnp.import_array()
+
+
+cdef extern from "kvtrial_native.h":
+    ctypedef struct kvn_store:
+        pass
+    ctypedef struct kvn_fault:
+        int32_t code
+        int64_t value, low, high
+    ctypedef struct kvn_handle:
+        uint64_t generation
+        uint32_t slot
+    ctypedef struct kvn_call:
+        const float *q
+        int64_t q_heads, first_head
+        float scale
+        void (*parallel_for)(
+            void *, void (*)(void *, int64_t) noexcept nogil, void *, int64_t
+        ) noexcept nogil
+        void *pool
+        int64_t threads
+
+    enum:
+        KVN_PANIC, KVN_NO_MEMORY, KVN_LAYER, KVN_NOT_ASCENDING, KVN_POSITION, KVN_NOT_VALID
+        KVN_HOLE_NOT_ALLOWED, KVN_NO_PAGES, KVN_NO_SLOTS, KVN_STALE, KVN_STEP_INCOMPLETE
+        KVN_LAYER_AHEAD, KVN_BRANCHES_OPEN, KVN_BRANCH_DIVERGED, KVN_NOT_A_BRANCH, KVN_COUNT
+        KVN_SLOT_CANCELLED, KVN_RESTORING, KVN_NOT_RESTORING, KVN_NOT_EMPTY, KVN_PAGE_INDEX
+        KVN_HEADS, KVN_SHAPE, KVN_BUDGET
+
+    int64_t kvn_page_nbytes(int64_t heads, int64_t dim, int64_t page_tokens) nogil
+    int kvn_open(
+        int64_t layers, int64_t heads, int64_t group, int64_t dim, int64_t page_tokens,
+        int64_t base, int64_t pages, int poison, kvn_store **store, kvn_fault *,
+    ) nogil
+    void kvn_free(kvn_store *) nogil
+    int kvn_open_session(kvn_store *, int, kvn_handle *, kvn_fault *) nogil
+    int kvn_close_session(kvn_store *, kvn_handle, kvn_fault *) nogil
+    int kvn_append(
+        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, const float *, const float *,
+        kvn_fault *,
+    ) nogil
+    int kvn_invalidate(
+        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, kvn_fault *
+    ) nogil
+    int kvn_reserve(
+        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, float **, kvn_fault *
+    ) nogil
+    int kvn_commit(kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, kvn_fault *) nogil
+    int kvn_read(
+        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, float *, float *, kvn_fault *
+    ) nogil
+    int kvn_attend(kvn_store *, kvn_handle, int64_t, kvn_call, float *, kvn_fault *) nogil
+    int kvn_attend_block(
+        kvn_store *, kvn_handle, int64_t, kvn_call, int64_t, float *, kvn_fault *
+    ) nogil
+    int kvn_attend_partial(
+        kvn_store *, kvn_handle, int64_t, kvn_call, int64_t, int64_t, int64_t, int64_t,
+        float *, float *, float *, kvn_fault *,
+    ) nogil
+    int kvn_length(kvn_store *, kvn_handle, int64_t, int64_t *, kvn_fault *) nogil
+    int kvn_valid(kvn_store *, kvn_handle, int64_t, uint8_t *, kvn_fault *) nogil
+    int kvn_page_table(kvn_store *, kvn_handle, int64_t, int32_t *, kvn_fault *) nogil
+    int kvn_begin_branch(kvn_store *, kvn_handle, kvn_handle *, kvn_fault *) nogil
+    int kvn_commit_prefix(kvn_store *, kvn_handle, int64_t, kvn_fault *) nogil
+    int kvn_rollback_tail(kvn_store *, kvn_handle, int64_t, kvn_fault *) nogil
+    int kvn_abandon_step(kvn_store *, kvn_handle, kvn_fault *) nogil
+    int kvn_page(
+        kvn_store *, kvn_handle, int64_t, int64_t, const float **, kvn_fault *
+    ) nogil
+    int kvn_begin_restore(kvn_store *, kvn_handle, const uint8_t *, int64_t, kvn_fault *) nogil
+    int kvn_restore_page(
+        kvn_store *, kvn_handle, int64_t, int64_t, float **, kvn_fault *
+    ) nogil
+    int kvn_finish_restore(kvn_store *, kvn_handle, kvn_fault *) nogil
+    int kvn_cancel_restore(kvn_store *, kvn_handle, kvn_fault *) nogil
+    int kvn_reference_counts(kvn_store *, uint32_t *, kvn_fault *) nogil
+    int kvn_pages_free(kvn_store *, int64_t *, kvn_fault *) nogil
+
+
+#: Code of the boundary -> the contract's error and its message.
+_ERRORS = {
+    KVN_PANIC: (KVError, "the native store failed inside; close it and report a bug"),
+    KVN_NO_MEMORY: (PoolExhausted, "the system refused {value} bytes; lower budget_bytes"),
+    KVN_LAYER: (InvalidArgument, "layer is {value}; allowed: 0 to {high} - 1"),
+    KVN_NOT_ASCENDING: (
+        InvalidArgument, "position {value} follows {low}; give positions in ascending order, once"
+    ),
+    KVN_POSITION: (OutOfRange, "position is {value}; allowed: {low} to {high} - 1"),
+    KVN_NOT_VALID: (
+        OutOfRange, "no row is valid at position {value}; look at valid() for those that are"
+    ),
+    KVN_HOLE_NOT_ALLOWED: (
+        HoleNotAllowed,
+        "position {value} would be a hole; open the session with position_holes_allowed=True",
+    ),
+    KVN_NO_PAGES: (
+        PoolExhausted,
+        "{value} pages are needed and {low} of {high} are free; close or roll back a session, or "
+        "open the store with more budget_bytes",
+    ),
+    KVN_NO_SLOTS: (
+        PoolExhausted, "all {value} sessions and branches of the store are open; close one"
+    ),
+    KVN_STALE: (
+        StaleOwner,
+        "the session (generation {value}) is closed, its slot is at generation {low}; open another",
+    ),
+    KVN_STEP_INCOMPLETE: (
+        StepIncomplete,
+        "layer {value} stands at {low} and layer 0 at {high}; finish the step in every layer or "
+        "call abandon_step",
+    ),
+    KVN_LAYER_AHEAD: (
+        StepIncomplete,
+        "layer {value} would reach {low}, past the layer before it at {high}; go through the "
+        "layers in turn",
+    ),
+    KVN_BRANCHES_OPEN: (BranchesOpen, "{value} branches are open; close or commit them first"),
+    KVN_BRANCH_DIVERGED: (
+        BranchDiverged,
+        "the parent has moved since the branch began at {value}; close the branch, begin another",
+    ),
+    KVN_NOT_A_BRANCH: (
+        InvalidArgument, "the session is no branch; commit what begin_branch gave"
+    ),
+    KVN_COUNT: (OutOfRange, "count is {value}; allowed: {low} to {high}"),
+    KVN_SLOT_CANCELLED: (
+        SlotCancelled,
+        "no reservation of just these rows from {value} on is open; another mutation cancelled it, "
+        "reserve again",
+    ),
+    KVN_RESTORING: (
+        StepIncomplete, "a restore of {value} rows is open; finish_restore or cancel_restore first"
+    ),
+    KVN_NOT_RESTORING: (InvalidArgument, "no restore is open; call begin_restore first"),
+    KVN_NOT_EMPTY: (
+        InvalidArgument,
+        "the session is a branch or holds rows up to {value}; restore into a new one",
+    ),
+    KVN_PAGE_INDEX: (OutOfRange, "page index is {value}; allowed: 0 to {high} - 1"),
+    KVN_HEADS: (OutOfRange, "kv_heads start at {value}; allowed: {low} to {high}"),
+    KVN_SHAPE: (InvalidArgument, "the shape has {value}; allowed: {low} to {high}"),
+    KVN_BUDGET: (
+        PoolExhausted,
+        "the budget holds {value} pages; allowed: {low} to {high}, so change budget_bytes",
+    ),
+}
+
+
+cdef object _error(const kvn_fault *fault):
+    kind, text = _ERRORS[fault.code]
+    return kind(text.format(value=fault.value, low=fault.low, high=fault.high))
+
+
+cdef class _Memory:
+    """Owns the Rust store. Views into the pool hold it, so that their memory outlives `close`."""
+
+    cdef kvn_store *handle
+
+    def __cinit__(self):
+        self.handle = NULL
+
+    def __dealloc__(self):
+        if self.handle is not NULL:
+            kvn_free(self.handle)
+
+    cdef object view(self, void *at, int ndim, cnp.npy_intp *shape, cnp.npy_intp *strides, int kind,
+                     bint writable):
+        """An array over pool memory that keeps the pool alive."""
+        cdef int flags = cnp.NPY_ARRAY_WRITEABLE if writable else 0
+        array = cnp.PyArray_New(
+            cnp.ndarray, ndim, shape, kind, strides, at, 0, flags | cnp.NPY_ARRAY_ALIGNED, None
+        )
+        cnp.set_array_base(array, self)
+        return array
+
+
+cdef class Store:
+    """K3: pool, bookkeeping and kernel in Rust.
+
+    Parameters
+    ----------
+    spec : StoreSpec
+    poison : bool
+        Debug switch: rows without content are NaN, so that a use of one shows.
+
+    Raises
+    ------
+    PoolExhausted
+        The budget or its ledger has no room for a page.
+    """
+
+    cdef readonly object spec
+    cdef readonly str page_format
+    cdef readonly int64_t row_bytes, page_nbytes, pages_total
+    cdef _Memory memory
+    cdef object _ledger, _reservation
+    # The spec's shape as integers of the machine: `heads` and `first_head` are this store's share.
+    cdef int64_t q_heads, heads, first_head, dim, stride, page_tokens, base
+
+    def __init__(self, spec, *, bint poison=False):
+        cdef kvn_fault fault
+        cdef _Memory memory = _Memory()
+        self.spec = spec
+        self.q_heads, self.heads, self.dim = spec.q_heads, spec.local_kv_heads, spec.head_dim
+        self.first_head = spec.heads[0] * spec.group
+        self.page_tokens, self.base = spec.page_tokens, spec.base_position
+        self.page_nbytes = kvn_page_nbytes(self.heads, self.dim, self.page_tokens)
+        self.pages_total = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
+        self.row_bytes = self.page_nbytes // self.page_tokens
+        self.stride = self.row_bytes // (8 * self.heads)
+        self.page_format = (
+            f"fp32 head-major K(P,{self.stride}) V(P,{self.stride}), P {self.page_tokens}, "
+            f"{self.heads} heads, head_dim {self.dim}"
+        )
+        if self.pages_total < 1:
+            raise PoolExhausted(
+                f"budget_bytes is {spec.budget_bytes}, and one page takes {self.page_nbytes}; give "
+                "at least that"
+            )
+        self._ledger = spec.ledger or MemoryLedger(spec.budget_bytes)
+        self._reservation = self._ledger.reserve("K3", self.pages_total * self.page_nbytes)
+        if kvn_open(
+            spec.layers, self.heads, spec.group, self.dim, self.page_tokens, self.base,
+            self.pages_total, poison, &memory.handle, &fault,
+        ):
+            self._ledger.release(self._reservation)
+            raise _error(&fault)
+        self.memory = memory
+
+    cdef kvn_store *open_handle(self) except NULL:
+        if self.memory is None:
+            raise StaleOwner("the store is closed; open another")
+        return self.memory.handle
+
+    def open_session(self, position_holes_allowed=False):
+        """A new, empty session."""
+        cdef kvn_handle handle
+        cdef kvn_fault fault
+        if kvn_open_session(self.open_handle(), bool(position_holes_allowed), &handle, &fault):
+            raise _error(&fault)
+        return _session(self, handle, bool(position_holes_allowed))
+
+    def page_table(self, session, layer):
+        """Page ids and length of a session's layer."""
+        if not isinstance(session, Session) or (<Session>session).store is not self:
+            raise InvalidArgument(f"{session!r} is no session of this store; give one of its own")
+        return session.page_table(layer)
+
+    def reference_counts(self):
+        """int32 (pages,): page-table entries that point to each page."""
+        cdef kvn_fault fault
+        cdef kvn_store *handle = self.open_handle()
+        counts = np.empty(self.pages_total, np.int32)
+        if kvn_reference_counts(handle, <uint32_t *>cnp.PyArray_DATA(counts), &fault):
+            raise _error(&fault)
+        return counts
+
+    @property
+    def pages_free(self):
+        """Pages that no session holds."""
+        cdef kvn_fault fault
+        cdef int64_t pages
+        if kvn_pages_free(self.open_handle(), &pages, &fault):
+            raise _error(&fault)
+        return pages
+
+    @property
+    def resident_bytes(self):
+        """Bytes of pages in use; a shared page counts once."""
+        return (self.pages_total - self.pages_free) * self.page_nbytes
+
+    def close(self):
+        """Free the pool and release its reservation; sessions become stale.
+
+        The memory itself goes when the last view into it does.
+        """
+        self.open_handle()
+        self.memory = None
+        self._ledger.release(self._reservation)
+
+
+cdef Session _session(Store store, kvn_handle handle, bint holes):
+    cdef Session session = Session.__new__(Session)
+    session.store = store
+    session.handle = handle
+    session.generation = handle.generation
+    session.position_holes_allowed = holes
+    return session
+
+
+# What a verb may be handed, as pointers. Nothing here allocates for arrays of the right kind.
+
+
+cdef int64_t _integer(object value, str name) except? -1:
+    if isinstance(value, (bool, np.bool_)):
+        raise InvalidArgument(f"{name} is {value!r}; give an integer")
+    try:
+        return value
+    except (TypeError, OverflowError):
+        raise InvalidArgument(f"{name} is {value!r}; give an integer of 64 bits") from None
+
+
+cdef float _scale(object value) except? -1:
+    cdef double scale
+    try:
+        scale = value
+    except TypeError:
+        raise InvalidArgument(f"scale is {value!r}; give a number") from None
+    if not isfinite(<float>scale):
+        raise InvalidArgument(f"scale is {value!r}; give a finite number")
+    return <float>scale
+
+
+cdef object _positions(object positions):
+    """int64 (n,), C-contiguous; sequences of integers are converted."""
+    if (
+        cnp.PyArray_Check(positions)
+        and cnp.PyArray_TYPE(positions) == cnp.NPY_INT64
+        and cnp.PyArray_NDIM(positions) == 1
+        and cnp.PyArray_ISCARRAY_RO(positions)
+    ):
+        return positions
+    try:
+        array = np.asarray(positions)
+    except (TypeError, ValueError, OverflowError):
+        array = np.zeros(1)
+    if array.size == 0 and array.ndim == 1:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidArgument(f"positions are {positions!r}; give integers of shape (n,)")
+    return np.ascontiguousarray(array, np.int64)
+
+
+cdef float *_floats(object array, str name, int ndim, int64_t n, int64_t heads, int64_t dim,
+                    bint writable) except NULL:
+    """The data of a float32 array of shape (n, heads, dim), or (heads, dim) where ndim is 2."""
+    cdef cnp.npy_intp *shape
+    cdef int lead = ndim - 2
+    if cnp.PyArray_Check(array) and cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT32:
+        if cnp.PyArray_NDIM(array) == ndim and cnp.PyArray_ISCARRAY_RO(array):
+            shape = cnp.PyArray_DIMS(array)
+            if (not lead or shape[0] == n) and shape[lead] == heads and shape[lead + 1] == dim:
+                if not writable or cnp.PyArray_ISWRITEABLE(array):
+                    return <float *>cnp.PyArray_DATA(array)
+    want = f"({n}, {heads}, {dim})" if lead else f"({heads}, {dim})"
+    got = (
+        f"{array.dtype} {array.shape}, strides {array.strides}, writable {array.flags.writeable}"
+        if isinstance(array, np.ndarray) else repr(type(array))
+    )
+    raise InvalidArgument(
+        f"{name} is {got}; give float32 {want}, C-contiguous and aligned"
+        + (", writable" if writable else "")
+    )
+
+
+cdef tuple _range(object value, str name, int64_t low, int64_t high):
+    """A [start, stop) given by the caller, or the whole where it is None."""
+    if value is None:
+        return low, high
+    try:
+        start, stop = value
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{name} is {value!r}; give (start, stop)") from None
+    start, stop = _integer(start, f"{name} start"), _integer(stop, f"{name} stop")
+    if not low <= start <= stop <= high:
+        raise OutOfRange(f"{name} is {value}; allowed: start <= stop inside [{low}, {high}]")
+    return start, stop
+
+
+cdef class Session:
+    """One sequence of a `Store`; the verbs are described in `kvtrial.contract`."""
+
+    cdef readonly Store store
+    cdef readonly object generation
+    cdef readonly bint position_holes_allowed
+    cdef kvn_handle handle
+
+    def append(self, layer, positions, k, v):
+        """Store rows k, v (n, H_kv, D) at ascending positions (n,)."""
+        cdef kvn_fault fault
+        cdef kvn_store *store = self.store.open_handle()
+        cdef int64_t number = _integer(layer, "layer")
+        where = _positions(positions)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0)
+        cdef int64_t heads = self.store.heads, dim = self.store.dim
+        cdef float *k_rows = _floats(k, "k", 3, n, heads, dim, False)
+        cdef float *v_rows = _floats(v, "v", 3, n, heads, dim, False)
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
+        if kvn_append(store, self.handle, number, at, n, k_rows, v_rows, &fault):
+            raise _error(&fault)
+
+    def invalidate(self, layer, positions):
+        """Make holes of stored positions."""
+        cdef kvn_fault fault
+        cdef kvn_store *store = self.store.open_handle()
+        cdef int64_t number = _integer(layer, "layer")
+        where = _positions(positions)
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
+        if kvn_invalidate(store, self.handle, number, at, cnp.PyArray_DIM(where, 0), &fault):
+            raise _error(&fault)
+
+    def reserve_slot(self, layer, positions):
+        """Writable K and V views (n, H_kv, D) inside the page, or None."""
+        cdef kvn_fault fault
+        cdef kvn_store *store = self.store.open_handle()
+        cdef int64_t number = _integer(layer, "layer")
+        where = _positions(positions)
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0)
+        cdef float *k = NULL
+        cdef int64_t tile = self.store.page_tokens * self.store.stride
+        cdef cnp.npy_intp[3] shape
+        cdef cnp.npy_intp[3] strides
+        if kvn_reserve(store, self.handle, number, at, n, &k, &fault):
+            raise _error(&fault)
+        if k is NULL:
+            return None
+        shape[0], shape[1], shape[2] = n, self.store.heads, self.store.dim
+        strides[0], strides[1], strides[2] = 4 * self.store.stride, 8 * tile, 4
+        memory = self.store.memory
+        return (
+            memory.view(k, 3, shape, strides, cnp.NPY_FLOAT32, True),
+            memory.view(k + tile, 3, shape, strides, cnp.NPY_FLOAT32, True),
+        )
+
+    def commit_slot(self, layer, positions):
+        """Make the reserved rows valid."""
+        cdef kvn_fault fault
+        cdef kvn_store *store = self.store.open_handle()
+        cdef int64_t number = _integer(layer, "layer")
+        where = _positions(positions)
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
+        if kvn_commit(store, self.handle, number, at, cnp.PyArray_DIM(where, 0), &fault):
+            raise _error(&fault)
+
+    cdef kvn_call _call(self, const float *q, float scale):
+        cdef kvn_call call
+        call.q = q
+        call.q_heads = self.store.q_heads
+        call.first_head = self.store.first_head
+        call.scale = scale
+        call.parallel_for = NULL
+        call.pool = NULL
+        call.threads = 1
+        return call
+
+    def attend(self, layer, q, out, scale):
+        """Attention of q (H_q, D) over the layer's valid rows, into out (H_q, D)."""
+        cdef kvn_fault fault
+        cdef kvn_store *store = self.store.open_handle()
+        cdef int64_t number = _integer(layer, "layer")
+        cdef int64_t heads = self.store.q_heads, dim = self.store.dim
+        cdef float *q_rows = _floats(q, "q", 2, 0, heads, dim, False)
+        cdef float *out_rows = _floats(out, "out", 2, 0, heads, dim, True)
+        cdef kvn_call call = self._call(q_rows, _scale(scale))
+        if kvn_attend(store, self.handle, number, call, out_rows, &fault):
+            raise _error(&fault)
+
+    def attend_block(self, layer, q, out, scale):
+        """Causal attention of q (n, H_q, D), the newest n positions, into out."""
+        cdef kvn_fault fault
+        cdef kvn_store *store = self.store.open_handle()
+        cdef int64_t number = _integer(layer, "layer")
+        cdef int64_t heads = self.store.q_heads, dim = self.store.dim
+        cdef int64_t n = cnp.PyArray_DIM(q, 0) if cnp.PyArray_Check(q) and q.ndim == 3 else 0
+        cdef float *q_rows = _floats(q, "q", 3, n, heads, dim, False)
+        cdef float *out_rows = _floats(out, "out", 3, n, heads, dim, True)
+        cdef kvn_call call = self._call(q_rows, _scale(scale))
+        if kvn_attend_block(store, self.handle, number, call, n, out_rows, &fault):
+            raise _error(&fault)
+
+    def attend_partial(self, layer, q, scale, *, kv_heads=None, positions=None):
+        """Attention over KV heads [start, stop) and positions [start, stop), for `merge`.
+
+        KV heads are the model's and must be the store's own; positions may reach past the length.
+        """
+        cdef kvn_fault fault
+        cdef kvn_store *store = self.store.open_handle()
+        cdef int64_t number = _integer(layer, "layer")
+        cdef int64_t heads = self.store.q_heads, dim = self.store.dim
+        cdef float *q_rows = _floats(q, "q", 2, 0, heads, dim, False)
+        cdef kvn_call call = self._call(q_rows, _scale(scale))
+        cdef int64_t first, last, start, stop
+        own_first, own_last = self.store.spec.heads
+        first, last = _range(kv_heads, "kv_heads", own_first, own_last)
+        start, stop = _range(positions, "positions", 0, 2**62)
+        part = Partial(
+            np.full(heads, -np.inf, np.float32),
+            np.zeros(heads, np.float32),
+            np.zeros((heads, dim), np.float32),
+        )
+        if kvn_attend_partial(
+            store, self.handle, number, call, first - own_first, last - own_first, start, stop,
+            <float *>cnp.PyArray_DATA(part.max), <float *>cnp.PyArray_DATA(part.sum),
+            <float *>cnp.PyArray_DATA(part.output), &fault,
+        ):
+            raise _error(&fault)
+        return part
+
+    def read(self, layer, positions):
+        """Copies of valid rows as float32 (n, H_kv, D)."""
+        cdef kvn_fault fault
+        cdef kvn_store *store = self.store.open_handle()
+        cdef int64_t number = _integer(layer, "layer")
+        where = _positions(positions)
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0)
+        shape = (n, self.store.heads, self.store.dim)
+        k, v = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        if kvn_read(
+            store, self.handle, number, at, n, <float *>cnp.PyArray_DATA(k),
+            <float *>cnp.PyArray_DATA(v), &fault,
+        ):
+            raise _error(&fault)
+        return k, v
+
+    def length(self, layer):
+        """Highest valid or reserved position + 1."""
+        cdef kvn_fault fault
+        cdef int64_t length
+        cdef kvn_store *store = self.store.open_handle()
+        if kvn_length(store, self.handle, _integer(layer, "layer"), &length, &fault):
+            raise _error(&fault)
+        return length
+
+    def valid(self, layer):
+        """bool (length - base_position,): True where a row is valid."""
+        cdef kvn_fault fault
+        bits = np.empty(self.length(layer) - self.store.base, np.bool_)
+        if kvn_valid(
+            self.store.open_handle(), self.handle, layer, <uint8_t *>cnp.PyArray_DATA(bits), &fault
+        ):
+            raise _error(&fault)
+        return bits
+
+    def page_table(self, layer):
+        """The layer's page ids, int32, from base_position on, and its length."""
+        cdef kvn_fault fault
+        length = self.length(layer)
+        rows = length - self.store.base
+        ids = np.empty(-(-rows // self.store.page_tokens), np.int32)
+        if kvn_page_table(
+            self.store.open_handle(), self.handle, layer, <int32_t *>cnp.PyArray_DATA(ids), &fault
+        ):
+            raise _error(&fault)
+        return PageTable(ids, length)
+
+    def begin_branch(self):
+        """A copy-on-write child at the current length."""
+        cdef kvn_fault fault
+        cdef kvn_handle child
+        if kvn_begin_branch(self.store.open_handle(), self.handle, &child, &fault):
+            raise _error(&fault)
+        return _session(self.store, child, self.position_holes_allowed)
+
+    def commit_prefix(self, k):
+        """Move the first k positions since the branch began into the parent; close the branch."""
+        cdef kvn_fault fault
+        cdef int64_t count = _integer(k, "k")
+        if kvn_commit_prefix(self.store.open_handle(), self.handle, count, &fault):
+            raise _error(&fault)
+
+    def rollback_tail(self, n):
+        """Drop the last n positions."""
+        cdef kvn_fault fault
+        cdef int64_t count = _integer(n, "n")
+        if kvn_rollback_tail(self.store.open_handle(), self.handle, count, &fault):
+            raise _error(&fault)
+
+    def abandon_step(self):
+        """Drop the rows of a step that not every layer has finished."""
+        cdef kvn_fault fault
+        if kvn_abandon_step(self.store.open_handle(), self.handle, &fault):
+            raise _error(&fault)
+
+    cdef object _page_view(self, void *page, bint writable):
+        cdef cnp.npy_intp size = self.store.page_nbytes
+        if page is NULL:
+            return None
+        return memoryview(
+            self.store.memory.view(page, 1, &size, NULL, cnp.NPY_UINT8, writable)
+        )
+
+    def page_bytes(self, layer, index):
+        """Page `index` of the layer, read-only; None for a page of holes."""
+        cdef kvn_fault fault
+        cdef const float *page
+        cdef kvn_store *store = self.store.open_handle()
+        cdef int64_t number = _integer(layer, "layer"), page_index = _integer(index, "index")
+        if kvn_page(store, self.handle, number, page_index, &page, &fault):
+            raise _error(&fault)
+        return self._page_view(<void *>page, False)
+
+    def begin_restore(self, valid):
+        """Take pages for the rows marked in valid (L, rows); writable views of each, by layer."""
+        cdef kvn_fault fault
+        cdef float *page
+        cdef kvn_store *store = self.store.open_handle()
+        layers = self.store.spec.layers
+        if (
+            not isinstance(valid, np.ndarray) or valid.dtype != np.bool_ or valid.ndim != 2
+            or valid.shape[0] != layers
+        ):
+            raise InvalidArgument(f"valid is {valid!r}; give bool of shape ({layers}, rows)")
+        bits = np.ascontiguousarray(valid)
+        cdef int64_t rows = bits.shape[1]
+        if kvn_begin_restore(
+            store, self.handle, <const uint8_t *>cnp.PyArray_DATA(bits), rows, &fault
+        ):
+            raise _error(&fault)
+        views = []
+        for layer in range(layers):
+            pages = []
+            for index in range(-(-rows // self.store.page_tokens)):
+                if kvn_restore_page(store, self.handle, layer, index, &page, &fault):
+                    raise _error(&fault)
+                pages.append(self._page_view(page, True))
+            views.append(pages)
+        return views
+
+    def finish_restore(self):
+        """Make the restored rows valid."""
+        cdef kvn_fault fault
+        if kvn_finish_restore(self.store.open_handle(), self.handle, &fault):
+            raise _error(&fault)
+
+    def cancel_restore(self):
+        """Give the pages of an unfinished restore back."""
+        cdef kvn_fault fault
+        if kvn_cancel_restore(self.store.open_handle(), self.handle, &fault):
+            raise _error(&fault)
+
+    def close(self):
+        """Give every page back; any later verb is `StaleOwner`."""
+        cdef kvn_fault fault
+        if kvn_close_session(self.store.open_handle(), self.handle, &fault):
+            raise _error(&fault)

@@ -1,0 +1,60 @@
+"""K3 (Rust pool and kernel) and K4 (Cython pool, Rust kernel): does the language matter?
+
+Both have K1's layout and algorithm. Where the Rust library was not built they stay registered and
+say why they can't be opened.
+"""
+
+from __future__ import annotations
+
+from kvtrial import build
+from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec
+
+
+def _not_built() -> str | None:
+    """Why the Rust library can't be loaded, or None."""
+    try:
+        from kvtrial.hot import _rust  # noqa: F401
+    except ImportError as error:
+        return build.facts().get("rust_missing") or str(error)
+    return None
+
+
+def _open_k3(spec: StoreSpec) -> KVStore:
+    from kvtrial.hot import _rust
+
+    return _rust.Store(spec)
+
+
+def _open_k4(spec: StoreSpec) -> KVStore:
+    from kvtrial.hot import _paged, _rust
+
+    return _paged.PagedStore(spec, format="fp32", kernel=_rust.kernel_capsule())
+
+
+_LAYOUT = "paged [kv_head][token][head_dim]"
+
+K3 = Candidate(
+    name="K3",
+    title="Rust pool and kernel",
+    role="contender",
+    profile=Profile.FP32,
+    language="Rust",
+    owner="Rust",
+    layout=_LAYOUT,
+    capabilities=frozenset(Capability),
+    open=_open_k3,
+    not_built=_not_built(),
+)
+
+K4 = Candidate(
+    name="K4",
+    title="Cython pool, Rust kernel",
+    role="contender",
+    profile=Profile.FP32,
+    language="Rust",
+    owner="Cython",
+    layout=_LAYOUT,
+    capabilities=frozenset(Capability),
+    open=_open_k4,
+    not_built=_not_built(),
+)
