@@ -52,11 +52,13 @@ def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read and check a protocol file (YAML or JSON)."""
+    """Read and check a protocol file (YAML, or JSON where its name ends so)."""
+    text = path.read_text(encoding="utf-8")
     try:
-        parsed = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ProtocolError(f"{path.name}: not YAML: {error}") from None
+        # JSON is not quite YAML 1.1: 1e-09 without a point would be a string there.
+        parsed = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise ProtocolError(f"{path.name}: cannot be read: {error}") from None
     return check(parsed, path.name)
 
 

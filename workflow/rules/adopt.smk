@@ -2,7 +2,7 @@ rule adopt:
     """Let the runtime obey the verdict, and write it down for people."""
     input:
         verdict=RUN.verdict,
-        modules=modules("stages/adopt.py", "selection.py"),
+        modules=modules("stages/adopt.py"),
     output:
         note=RUN.dir / "adopted.json",
     log:

@@ -4,6 +4,7 @@ rule report:
         verdict=RUN.verdict,
         manifest=RUN.manifest,
         modules=modules("stages/report.py", "report.py", "plots"),
+        template="src/kvtrial/templates/report.html",
     output:
         page=RUN.report,
     log:

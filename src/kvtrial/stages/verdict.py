@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kvtrial import events, protocol
+from kvtrial import events, protocol, tracking
 from kvtrial.decide import Verdict, decide
 from kvtrial.run import write_text
 
@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     args = parser.parse_args(argv)
     write_verdict(args.run_dir)
+    tracking.log_verdict(args.run_dir)
     return 0
 
 

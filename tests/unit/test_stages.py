@@ -1,0 +1,113 @@
+"""The stages after measurement: from events to verdict.json, and from there to what is adopted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import trial_events
+import yaml
+
+from kvtrial import cli, events, machine
+from kvtrial.stages import adopt, conformance
+from kvtrial.stages.verdict import write_verdict
+
+RUST_WINS = trial_events.flat(K0=100.0, A1=80.0, A2=70.0, K1=50.0, K2=40.0, K3=40.0)
+RUST_TIES = trial_events.flat(K0=100.0, A1=80.0, A2=70.0, K1=50.0, K2=40.0, K3=50.0)
+
+
+def finished_run(results: Path, step_ms: dict) -> Path:
+    """A run's folder as its measuring stages leave it."""
+    table = trial_events.trial(step_ms)
+    table.loc[table["metric"] == "run/run_id", "text"] = "run-a"
+    table.loc[table["metric"] == "run/machine", "text"] = machine.machine_class()
+    run_dir = results / "run-a"
+    for stage, rows in table.groupby("stage"):
+        events.write(rows, run_dir / "events" / f"{stage}.parquet")
+    (run_dir / "protocol.json").write_text(json.dumps(trial_events.REGISTERED), encoding="utf-8")
+    return run_dir
+
+
+def test_the_verdict_is_derived_again_byte_for_byte(tmp_path, monkeypatch, capsys):
+    run_dir = finished_run(tmp_path, RUST_WINS)
+    write_verdict(run_dir)
+    first = (run_dir / "verdict.json").read_bytes()
+    assert json.loads(first)["hot"]["adopted"] == "K3"
+    assert str(tmp_path) not in first.decode()
+    (run_dir / "verdict.json").unlink()
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path))
+    assert cli.main(["decide", "run-a"]) == 0
+    assert (run_dir / "verdict.json").read_bytes() == first
+    assert "hot store: K3" in capsys.readouterr().out
+
+
+def adopted(run_dir: Path, folder: Path) -> dict:
+    arguments = ["--run-dir", run_dir, "--selection", folder / "selection.yaml"]
+    arguments += ["--docs", folder / "docs", "--note", run_dir / "adopted.json"]
+    assert adopt.main([str(a) for a in arguments]) == 0
+    return yaml.safe_load((folder / "selection.yaml").read_text(encoding="utf-8"))
+
+
+def test_adopting_rust_keeps_k1_as_reference_and_retires_k0(tmp_path):
+    run_dir = finished_run(tmp_path, RUST_WINS)
+    write_verdict(run_dir)
+    (tmp_path / "selection.yaml").write_text("other-machine: {default: K1}\n", encoding="utf-8")
+    chosen = adopted(run_dir, tmp_path)
+    assert chosen["other-machine"] == {"default": "K1"}
+    assert chosen[machine.machine_class()] == {
+        "default": "K3",
+        "reference": "K1",
+        "retired": ["K0"],
+        "cold": None,
+        "run_id": "run-a",
+    }
+    page = (tmp_path / "docs" / "session-state.md").read_text(encoding="utf-8")
+    assert "| hot, default | **K3** |" in page
+    assert "| 4096 | 1 | 1 | K1 | 20.00 | 50.00 | 50.00 | 12 |" in page
+    record = (tmp_path / "docs" / "adr" / "0006-hot-and-cold-kv-tiers.md").read_text("utf-8")
+    assert "Hot tier: **K3** (ADOPT)." in record
+
+
+def test_keeping_cython_retires_the_rust_arms(tmp_path):
+    run_dir = finished_run(tmp_path, RUST_TIES)
+    write_verdict(run_dir)
+    chosen = adopted(run_dir, tmp_path)[machine.machine_class()]
+    assert (chosen["default"], chosen["retired"]) == ("K1", ["K3", "K4"])
+
+
+def test_nothing_is_adopted_from_an_inconclusive_verdict(tmp_path):
+    run_dir = finished_run(tmp_path, {"K1": {4096: [50.0]}})
+    write_verdict(run_dir)
+    with pytest.raises(adopt.NothingToAdopt, match="the verdict is INCONCLUSIVE: "):
+        adopted(run_dir, tmp_path)
+    assert not (tmp_path / "selection.yaml").exists()
+
+
+def test_nothing_is_adopted_from_another_machine(tmp_path, monkeypatch):
+    run_dir = finished_run(tmp_path, RUST_WINS)
+    write_verdict(run_dir)
+    monkeypatch.setattr(machine, "machine_class", lambda: "aarch64-other-8c")
+    with pytest.raises(adopt.NothingToAdopt, match="this is 'aarch64-other-8c'"):
+        adopted(run_dir, tmp_path)
+
+
+def test_outcomes_of_the_suite_become_events():
+    document = {
+        "candidate": "K1",
+        "crash": "ended by SIGSEGV: nothing on stderr",
+        "outcomes": {
+            "KvFine": {"16": {"status": "passed", "detail": ""}},
+            "KvBad": {"32": {"status": "failed", "detail": "why"}},
+            "KvGap": {"64": {"status": "gap", "detail": "holes"}},
+        },
+    }
+    table = events.to_frame(conformance.outcome_events(document))
+    assert list(table["text"]) == [
+        "KvFine@P16",
+        "KvBad@P32",
+        "KvGap@P64",
+        "suite (ended by SIGSEGV: nothing on stderr)",
+    ]
+    assert list(table["value"].fillna(-1)) == [1, 0, -1, 0]
+    assert set(table["candidate"]) == {"K1"}
