@@ -1,0 +1,40 @@
+"""The cold tier: pages leave memory and come back later, in another process, after a crash.
+
+Two designs compete at equal durability, with a RocksDB index in both: Z1 keeps pages as RocksDB
+values (`values`), Z2 in append-only segment files (`segmented`). `store` has the verbs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvtrial.cold.keys import Identity
+from kvtrial.cold.segmented import SegmentStore
+from kvtrial.cold.store import ColdStore
+from kvtrial.cold.values import ValueStore
+from kvtrial.contract import InvalidArgument
+
+__all__ = ["KINDS", "ColdStore", "Identity", "open_cold"]
+
+KINDS: dict[str, type[ColdStore]] = {"Z1": ValueStore, "Z2": SegmentStore}
+
+
+def open_cold(kind: str, path: Path | str, identity: Identity) -> ColdStore:
+    """Open the store in the folder ``path``, or begin one there.
+
+    Parameters
+    ----------
+    kind : {"Z1", "Z2"}
+    path : Path
+        A folder of its own.
+    identity : Identity
+        Whose pages are spilled and restored; `Identity.of` makes it from a hot store.
+
+    Raises
+    ------
+    InvalidArgument, StoreLocked, ForeignStore, FormatMismatch, CorruptSegment, CorruptIndex,
+    OSError
+    """
+    if kind not in KINDS:
+        raise InvalidArgument(f"no cold store {kind!r}; known: {', '.join(KINDS)}")
+    return KINDS[kind](Path(path), identity)

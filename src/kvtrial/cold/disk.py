@@ -1,0 +1,137 @@
+"""The system calls that durability rests on, in one place, so that tests can count and break them.
+
+Callers use these as ``disk.write_all(...)``: a test replaces one attribute of this module, or of
+``os``, and sees every byte and every sync pass by.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtrial.cold.errors import StoreLocked
+
+Buffer = bytes | bytearray | memoryview
+
+#: Buffers that one preadv or pwritev may take (IOV_MAX is 1,024 on Linux and macOS).
+MAX_BUFFERS = 1024
+
+
+@dataclass
+class Counters:
+    """Successful calls of this process so far."""
+
+    fsyncs: int = 0
+    directory_fsyncs: int = 0
+    reads: int = 0
+    writes: int = 0
+
+
+counters = Counters()
+
+
+def _advance(buffers: list[memoryview], n_bytes: int) -> list[memoryview]:
+    """What is left of ``buffers`` after the first ``n_bytes``."""
+    for i, buffer in enumerate(buffers):
+        if n_bytes < buffer.nbytes:
+            return [buffer[n_bytes:], *buffers[i + 1 :]]
+        n_bytes -= buffer.nbytes
+    return []
+
+
+def _flat(buffers: Sequence[Buffer]) -> list[memoryview]:
+    views = (memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes)
+    return list(views)
+
+
+def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+    """Write all buffers one after the other at ``offset`` (bytes); short writes are continued.
+
+    Returns the bytes written. `OSError` leaves an unknown part written: the caller truncates.
+    """
+    left = _flat(buffers)
+    start = offset
+    while left:
+        n = os.pwritev(fd, left[:MAX_BUFFERS], offset)
+        counters.writes += 1
+        offset += n
+        left = _advance(left, n)
+    return offset - start
+
+
+def read_into(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+    """Fill writable buffers from ``offset`` (bytes); returns bytes read, fewer only at the end."""
+    left = _flat(buffers)
+    start = offset
+    while left:
+        n = os.preadv(fd, left[:MAX_BUFFERS], offset)
+        counters.reads += 1
+        if n == 0:
+            break
+        offset += n
+        left = _advance(left, n)
+    return offset - start
+
+
+def fsync(fd: int) -> None:
+    """Make the file's bytes and size durable."""
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone stops at the drive's cache
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(fd)
+    counters.fsyncs += 1
+
+
+def fsync_dir(path: Path) -> None:
+    """Make names created, renamed or removed in ``path`` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    counters.directory_fsyncs += 1
+
+
+def make_dir(path: Path) -> None:
+    """Create ``path`` and its missing parents, each durable in its own parent."""
+    if path.is_dir():
+        return
+    make_dir(path.parent)
+    path.mkdir()
+    fsync_dir(path.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write beside, sync, rename, sync the folder: afterwards the file is there, whole."""
+    beside = path.with_name(f".{path.name}.new")
+    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, [data], 0)
+        fsync(fd)
+    finally:
+        os.close(fd)
+    beside.replace(path)
+    fsync_dir(path.parent)
+
+
+def lock(path: Path) -> int:
+    """Take the exclusive lock file at ``path``; returns the descriptor whose closing releases it.
+
+    flock belongs to the open file, so a second opener in the same process is refused too, and a
+    killed process leaves a file behind but no lock.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        if not isinstance(error, BlockingIOError):
+            raise
+        raise StoreLocked(
+            f"{path.parent} is open elsewhere (lock file {path.name}); one process may write: "
+            "close the other store or use another folder"
+        ) from None
+    return fd

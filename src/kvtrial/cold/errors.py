@@ -1,0 +1,49 @@
+"""What a cold store raises. Each message names the value, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+from kvtrial.contract import KVError
+
+
+class ColdError(KVError):
+    """Base of everything that a cold store raises of its own."""
+
+
+class StoreLocked(ColdError):
+    """Another opener, in this process or another one, holds the store."""
+
+
+class StoreClosed(ColdError):
+    """The store was closed."""
+
+
+class StorePoisoned(ColdError):
+    """A sync or index write failed; what is durable is unknown until the store is reopened."""
+
+
+class ForeignStore(ColdError):
+    """The folder holds something that is not a cold store."""
+
+
+class FormatMismatch(ColdError):
+    """The folder was written by another format version or another kind of store."""
+
+
+class IdentityMismatch(ColdError):
+    """Pages of another model, layout, dtype or page size than the store was opened for."""
+
+
+class KeyCollision(ColdError):
+    """Another prefix is stored under the same key; nothing of it is served or replaced."""
+
+
+class CorruptSegment(ColdError):
+    """A record that was complete no longer is what was written; names file and offset."""
+
+
+class CorruptIndex(ColdError):
+    """The RocksDB index can't be read, or contradicts itself."""
+
+
+class DiskFull(ColdError, OSError):
+    """No space left; the batch was rolled back whole and the store goes on."""

@@ -1,0 +1,173 @@
+"""The RocksDB index that both stores share.
+
+Column families: ``prefix`` page key -> meta; ``pages`` page key -> payload (Z1) or location (Z2);
+``snapshots`` key of a spilled sequence's last page -> `Snapshot`; ``ledger`` how far the segments
+are indexed. All puts of a batch go in one atomic write.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import rocksdict
+
+from kvtrial.cold.errors import CorruptIndex, DiskFull, StoreLocked
+
+FAMILIES = ("prefix", "pages", "snapshots", "ledger")
+#: Values from this size on (bytes) go to blob files: pages do, locations don't.
+MIN_BLOB_BYTES = 1024
+
+_SNAPSHOT = struct.Struct("<QdI")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A spilled sequence: rows, when (seconds since the epoch), and its pages' keys in order."""
+
+    rows: int
+    created: float
+    page_keys: tuple[bytes, ...]
+
+    @property
+    def key(self) -> bytes:
+        """The key of its last page, which names the whole sequence."""
+        return self.page_keys[-1]
+
+    def encode(self) -> bytes:
+        """As it is stored, little-endian."""
+        return _SNAPSHOT.pack(self.rows, self.created, len(self.page_keys)) + b"".join(
+            self.page_keys
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Snapshot:
+        """Inverse of `encode`."""
+        rows, created, n = _SNAPSHOT.unpack_from(data)
+        if len(data) != _SNAPSHOT.size + 32 * n or n == 0:
+            raise CorruptIndex(f"snapshot of {len(data)} bytes that names {n} pages")
+        keys = (data[i : i + 32] for i in range(_SNAPSHOT.size, len(data), 32))
+        return cls(rows, created, tuple(keys))
+
+
+def _options(blobs: bool = False) -> rocksdict.Options:
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    # A process or machine that dies may leave a torn last entry in the log: that one was never
+    # acknowledged, so opening goes back to the last whole one instead of refusing.
+    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
+    # Families are flushed together, so that they agree even where an unsynced log was lost.
+    options.set_atomic_flush(True)
+    options.set_keep_log_file_num(2)
+    if blobs:
+        options.set_enable_blob_files(True)
+        options.set_min_blob_size(MIN_BLOB_BYTES)
+        options.set_blob_file_size(256 << 20)
+        options.set_enable_blob_gc(True)
+        # K and V rows are noise to a compressor.
+        options.set_blob_compression_type(rocksdict.DBCompressionType.none())
+    return options
+
+
+def translate(error: Exception, path: Path) -> Exception:
+    """RocksDB's bare exception as one of ours, by its status text."""
+    text = str(error)
+    if "lock hold" in text or "While lock file" in text:
+        return StoreLocked(f"{path} is open elsewhere ({text}); close it or use another folder")
+    if "No space" in text:
+        return DiskFull(f"{path}: {text}; free space and reopen")
+    return CorruptIndex(f"{path}: {text}; delete this folder of a Z2 store to rebuild it")
+
+
+class Batch:
+    """Puts and deletes that become visible together, or not at all."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self.writes = rocksdict.WriteBatch(raw_mode=True)
+
+    def put(self, family: str, key: bytes, value: bytes) -> None:
+        """Set ``key`` of a column family."""
+        self.writes.put(key, value, self._index.handles[family])
+
+    def delete(self, family: str, key: bytes) -> None:
+        """Remove ``key`` of a column family; nothing if it isn't there."""
+        self.writes.delete(key, self._index.handles[family])
+
+
+class Index:
+    """An open RocksDB with the four column families.
+
+    Parameters
+    ----------
+    path : Path
+    blobs : bool
+        Keep large values of ``pages`` in blob files.
+    """
+
+    def __init__(self, path: Path, blobs: bool) -> None:
+        self.path = path
+        families = {name: _options(blobs and name == "pages") for name in FAMILIES}
+        try:
+            self._db = rocksdict.Rdict(str(path), _options(), column_families=families)
+        except Exception as error:
+            raise translate(error, path) from error
+        self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
+        self.handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value, or None."""
+        try:
+            return self._families[family].get(key)
+        except Exception as error:
+            raise translate(error, self.path) from error
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values in order, None for each that is missing."""
+        try:
+            return list(self._families[family].get(list(keys)) or []) if keys else []
+        except Exception as error:
+            raise translate(error, self.path) from error
+
+    def items(self, family: str) -> Iterator[tuple[bytes, bytes]]:
+        """All pairs, by key."""
+        yield from self._families[family].items()
+
+    def write(self, batch: Batch, sync: bool) -> None:
+        """Apply a batch; with ``sync`` it is durable when this returns (one fsync of the log)."""
+        options = rocksdict.WriteOptions()
+        options.sync = sync
+        try:
+            self._db.write(batch.writes, options)
+        except Exception as error:
+            raise translate(error, self.path) from error
+
+    def clear(self) -> None:
+        """Remove every entry."""
+        batch = Batch(self)
+        for family in FAMILIES:
+            for key, _ in self.items(family):
+                batch.delete(family, key)
+        self.write(batch, sync=False)
+
+    def sync(self) -> None:
+        """Make all writes so far durable."""
+        try:
+            self._db.flush_wal(True)
+        except Exception as error:
+            raise translate(error, self.path) from error
+
+    def compact(self) -> None:
+        """Rewrite everything without what was deleted."""
+        for family in self._families.values():
+            family.flush()
+            family.compact_range(None, None)
+
+    def close(self) -> None:
+        """Close the database; unsynced writes stay in the operating system's hands."""
+        self.handles.clear()
+        self._families.clear()
+        self._db.close()

@@ -1,0 +1,109 @@
+"""Whose pages they are, and the chain of keys that makes equal prefixes meet.
+
+``key(page i) = BLAKE3(key(page i - 1) ‖ rows ‖ tokens of page i)``, and the chain starts from the
+digest of the `Identity` and of the tokens before ``base_position``. So a key names the model, the
+form of its pages and every token up to the page's end; a partial last page has a key of its own,
+since its row count is part of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import blake3
+import numpy as np
+
+from kvtrial.contract import I64, InvalidArgument, KVStore
+
+#: Raised when kernels begin to store other bytes under the same `KVStore.page_format`.
+KERNEL_ABI = 1
+
+
+def digest(data: bytes) -> bytes:
+    """BLAKE3, 32 bytes."""
+    return blake3.blake3(data).digest()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Everything but the tokens that decides what a page's bytes mean.
+
+    ``page_format`` is `KVStore.page_format` (layout, dtype and P). Two stores whose identities
+    differ in any field never see each other's pages.
+    """
+
+    model_sha256: str
+    page_format: str
+    page_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    rope_base: float
+    base_position: int = 0
+    kv_head_range: tuple[int, int] | None = None
+    kernel_abi: int = KERNEL_ABI
+
+    @classmethod
+    def of(cls, store: KVStore, *, model_sha256: str, rope_base: float) -> Identity:
+        """The identity of what ``store`` holds for a model."""
+        spec = store.spec
+        return cls(
+            model_sha256=model_sha256,
+            page_format=store.page_format,
+            page_tokens=spec.page_tokens,
+            layers=spec.layers,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            rope_base=float(rope_base),
+            base_position=spec.base_position,
+            kv_head_range=spec.kv_head_range,
+        )
+
+    def digest(self) -> bytes:
+        """32 bytes that change with any field."""
+        return digest(json.dumps(asdict(self), sort_keys=True).encode())
+
+
+def as_tokens(token_ids: Any) -> I64:
+    """Token ids as int64 (n,); `InvalidArgument` for anything that is not a list of ids >= 0."""
+    tokens = np.asarray(token_ids)
+    if tokens.size == 0:
+        return np.zeros(0, np.int64)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"token_ids has shape {tokens.shape} and dtype {tokens.dtype}; give one row of integers"
+        )
+    if tokens.min() < 0 or tokens.max() >= 2**31:
+        raise InvalidArgument(
+            f"token_ids holds {tokens.min()} to {tokens.max()}; ids lie in [0, 2**31)"
+        )
+    return tokens.astype(np.int64)
+
+
+def next_key(parent: bytes, tokens: I64) -> bytes:
+    """The key of the page that holds ``tokens`` and follows the page of key ``parent``."""
+    return digest(parent + len(tokens).to_bytes(4, "little") + tokens.astype("<i8").tobytes())
+
+
+@dataclass(frozen=True)
+class PageKey:
+    """One page of a prefix: its key, its parent's, and its own tokens (rows,) int64."""
+
+    key: bytes
+    parent: bytes
+    tokens: I64
+
+
+def chain(identity: Identity, tokens: I64) -> list[PageKey]:
+    """The pages of ``tokens``, the last one partial where the count isn't a multiple of P."""
+    base, p = identity.base_position, identity.page_tokens
+    parent = digest(identity.digest() + tokens[:base].astype("<i8").tobytes())
+    pages = []
+    for start in range(base, len(tokens), p):
+        part = tokens[start : start + p]
+        page = PageKey(next_key(parent, part), parent, part)
+        pages.append(page)
+        parent = page.key
+    return pages

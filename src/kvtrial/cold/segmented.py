@@ -1,0 +1,180 @@
+"""Z2: pages lie in append-only segment files; RocksDB holds where.
+
+The segments are the truth and the index follows: its writes are not synced. The ledger says up to
+which batch the segments are indexed; opening replays what follows, and builds the whole index again
+where it is missing or speaks of bytes that are gone. So deletions are records too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from kvtrial.cold import disk
+from kvtrial.cold.errors import ColdError, CorruptIndex, StorePoisoned
+from kvtrial.cold.index import Batch, Index, Snapshot
+from kvtrial.cold.page import Page
+from kvtrial.cold.segments import (
+    DELETE,
+    PAGE,
+    SNAPSHOT,
+    Location,
+    Position,
+    Record,
+    Recovery,
+    SegmentLog,
+)
+from kvtrial.cold.store import ColdStore, Stored
+
+#: gc rewrites a segment once less than this part of it is live.
+LIVE_FRACTION = 0.5
+#: Records that gc moves per batch.
+MOVE_RECORDS = 8
+
+_CHECKPOINT = struct.Struct("<QQQ")
+_NO_SNAPSHOT = bytes(32)
+
+
+class SegmentStore(ColdStore):
+    """Z2. A restore reads from the file straight into the pool's pages."""
+
+    kind = "Z2"
+
+    def _open(self) -> None:
+        folder = self.path / "segments"
+        disk.make_dir(folder)
+        self._log = SegmentLog(folder)
+        self._index = Index(self.path / "index", blobs=False)
+        try:
+            self._replay()
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def recovery(self) -> Recovery:
+        """What opening had to do."""
+        return self._log.recovery
+
+    def _replay(self) -> None:
+        """Index the batches that the index has not seen."""
+        start = self._checkpoint()
+        if start is None:
+            self._index.clear()
+            self._log.recovery.rebuilt = bool(self._log.numbers())
+        for batch in self._log.recover(start):
+            self._apply((f.header.kind, f.header.key, f.meta, f.location) for f in batch)
+
+    def _checkpoint(self) -> Position | None:
+        """How far the segments are indexed; None where the index can't be gone on with."""
+        data = self._index.get("ledger", b"checkpoint")
+        if data is None:
+            return None
+        position = Position(*_CHECKPOINT.unpack(data))
+        numbers = self._log.numbers()
+        if position.segment not in numbers or self._log.size(position.segment) < position.offset:
+            return None
+        return position
+
+    def _apply(self, records: Iterable[tuple[int, bytes, bytes, Location]]) -> None:
+        """Make durable records (kind, key, meta, where) visible; one atomic, unsynced write."""
+        puts = Batch(self._index)
+        for kind, key, meta, location in records:
+            if kind == PAGE:
+                puts.put("prefix", key, meta)
+                puts.put("pages", key, location.encode())
+            elif kind == SNAPSHOT:
+                puts.put("snapshots", key, meta)
+            elif kind == DELETE:
+                puts.delete("snapshots", key)
+                for i in range(0, len(meta), 32):
+                    puts.delete("prefix", meta[i : i + 32])
+                    puts.delete("pages", meta[i : i + 32])
+        puts.put("ledger", b"checkpoint", _CHECKPOINT.pack(*self._log.end))
+        try:
+            self._index.write(puts, sync=False)
+        except ColdError as error:
+            raise StorePoisoned(
+                f"the batch is durable but the index did not take it ({error}); reopen the store, "
+                "which indexes it"
+            ) from error
+
+    def _append(self, records: Sequence[Record]) -> None:
+        locations = self._log.append(records)
+        self._apply((r.kind, r.key, r.meta, where) for r, where in zip(records, locations))
+
+    def _write(self, pages: Sequence[Page], snapshot: Snapshot | None) -> None:
+        records = [Record(PAGE, p.key, p.meta.encode(), p.payload) for p in pages]
+        if snapshot is not None:
+            records.append(Record(SNAPSHOT, snapshot.key, snapshot.encode()))
+        self._append(records)
+
+    def _read(self, stored: Sequence[Stored], views: Sequence[list[memoryview]]) -> None:
+        wanted = [(s.page.key, self._location(s.page.key), into) for s, into in zip(stored, views)]
+        self._log.read(wanted)
+
+    def _location(self, key: bytes) -> Location:
+        data = self._index.get("pages", key)
+        if data is None:
+            raise CorruptIndex(
+                f"page {key.hex()[:16]} has meta and no location; delete {self._index.path} and "
+                "reopen, which rebuilds it"
+            )
+        return Location.decode(data)
+
+    def _drop(self, snapshot: Snapshot | None, page_keys: Sequence[bytes]) -> None:
+        key = snapshot.key if snapshot is not None else _NO_SNAPSHOT
+        self._append([Record(DELETE, key, b"".join(page_keys))])
+
+    def _reclaim(self) -> None:
+        """Move what is live out of mostly dead segments, oldest first, and remove those."""
+        live: Counter[int] = Counter()
+        for _, data in self._index.items("pages"):
+            location = Location.decode(data)
+            live[location.segment] += location.nbytes
+        dead = [n for n in self._log.numbers() if live[n] < LIVE_FRACTION * self._log.size(n)]
+        if not dead:
+            return
+        if dead[-1] == self._log.end.segment:
+            self._log.seal()
+        for number in dead:
+            self._move(number)
+            # The index must not point into the file, not even after a crash that undoes its last
+            # unsynced writes.
+            self._index.sync()
+            self._log.remove(number)
+
+    def _move(self, number: int) -> None:
+        moved: list[Record] = []
+        for header, location, meta in self._log.scan(number):
+            payload: list[bytearray] = []
+            if header.kind == PAGE:
+                if self._index.get("pages", header.key) != location.encode():
+                    continue
+                payload = [bytearray(location.payload_nbytes)]
+                self._log.read([(header.key, location, [memoryview(payload[0])])])
+            elif header.kind == SNAPSHOT:
+                if self._index.get("snapshots", header.key) != meta:
+                    continue
+            else:
+                # What it deletes may lie in an older segment that stays, and would come back when
+                # the index is rebuilt; what was stored again since must not be deleted.
+                gone = [meta[i : i + 32] for i in range(0, len(meta), 32)]
+                meta = b"".join(k for k in gone if self._index.get("pages", k) is None)
+                stays = self._index.get("snapshots", header.key) is not None
+                key = _NO_SNAPSHOT if stays else header.key
+                if number == self._log.numbers()[0] or (not meta and key == _NO_SNAPSHOT):
+                    continue
+                moved.append(Record(DELETE, key, meta))
+                continue
+            moved.append(Record(header.kind, header.key, meta, payload))
+            if len(moved) == MOVE_RECORDS:
+                self._append(moved)
+                moved = []
+        if moved:
+            self._append(moved)
+
+    def _close(self) -> None:
+        self._index.close()
+        self._log.close()

@@ -1,0 +1,57 @@
+"""Z1: a page is a RocksDB value, in blob files; the log's sync is the acknowledgement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtrial.cold.errors import ColdError, CorruptIndex
+from kvtrial.cold.index import Batch, Index, Snapshot
+from kvtrial.cold.page import Page, split
+from kvtrial.cold.store import ColdStore, Stored
+
+
+class ValueStore(ColdStore):
+    """Z1. The binding takes and gives `bytes`, so a page is copied once each way."""
+
+    kind = "Z1"
+
+    def _open(self) -> None:
+        self._index = Index(self.path / "index", blobs=True)
+
+    def _write(self, pages: Sequence[Page], snapshot: Snapshot | None) -> None:
+        batch = Batch(self._index)
+        for page in pages:
+            batch.put("prefix", page.key, page.meta.encode())
+            batch.put("pages", page.key, b"".join(page.payload))
+        if snapshot is not None:
+            batch.put("snapshots", snapshot.key, snapshot.encode())
+        self._index.write(batch, sync=True)
+
+    def _read(self, stored: Sequence[Stored], views: Sequence[list[memoryview]]) -> None:
+        for (page, meta), into in zip(stored, views):
+            payload = self._index.get("pages", page.key)
+            if payload is None or len(payload) != meta.payload_nbytes:
+                have = "no value" if payload is None else f"{len(payload)} bytes"
+                raise CorruptIndex(
+                    f"page {page.key.hex()[:16]} has {have} instead of {meta.payload_nbytes} bytes"
+                )
+            split(payload, into)
+
+    def _drop(self, snapshot: Snapshot | None, page_keys: Sequence[bytes]) -> None:
+        batch = Batch(self._index)
+        if snapshot is not None:
+            batch.delete("snapshots", snapshot.key)
+        for key in page_keys:
+            batch.delete("prefix", key)
+            batch.delete("pages", key)
+        self._index.write(batch, sync=True)
+
+    def _reclaim(self) -> None:
+        self._index.compact()
+
+    def _uncertain(self, error: ColdError) -> bool:
+        # After a failed write of its log RocksDB refuses more until it is reopened.
+        return True
+
+    def _close(self) -> None:
+        self._index.close()
