@@ -6,24 +6,23 @@ Error bound
 -----------
 `tolerance` gives an absolute bound per output element, computed from the inputs. With u = 2^-24, the
 unit roundoff of float32, and g(m) = m u / (1 - m u), the classical bound of m roundings (Higham,
-*Accuracy and Stability of Numerical Algorithms*, section 3.1), a store may differ from the oracle by:
+*Accuracy and Stability of Numerical Algorithms*, section 3.1), a store may differ from the oracle by
 
 1. *Storage.* A stored element x is off by `storage_bound`: nothing for FP32; for FP16 half a unit in
-   the last place, 2^-11 |x|, and 2^-25 among the subnormals; for Q8_0 half a step of max / 127 over
+   the last place, 2^-11 |x|, or 2^-25 among the subnormals; for Q8_0 half a step of max / 127 over
    its block of 32, and the rounding of the step itself to FP16, 2^-11 of it for each of up to 127
    steps.
-2. *Scores.* A dot of length D, in any order, then times scale (itself rounded to float32):
-   g(D + 2) |scale| sum|q k|, plus |scale| sum|q| dk for storage.
-3. *Weights.* exp(s - max) takes a rounded difference, u (|s| + |max|), and an exponential that is
-   good to `EXP_ULPS` units. Online softmax rescales once for each rise of the running maximum: each
-   rise is one more exponential and one more product. The differences telescope, but for
-   roundings of u (|max| + |max|) each.
-4. *Sums.* Numerator and denominator are sums of N terms: g(N) each, in any order, and one division.
-5. *Underflow.* A weight under 2^-126 may be flushed: N 2^-126 max|v|.
+2. *Scores.* A dot of length D, in any order, times scale, which is rounded to float32 itself:
+   g(D + 2) |scale| sum |q k|, and |scale| sum |q| dk for storage.
+3. *Weights.* exp(s - max) takes a rounded difference, u (|s| + |max|), and an exponential good to
+   `EXP_ULPS` units. Online softmax rescales once for each rise of the running maximum: one more
+   exponential and product each. The differences telescope but for their roundings, 2 u |max| each.
+4. *Sums.* Numerator and denominator are sums of N terms, g(N) each in any order, and one division.
+5. *Underflow.* A weight under 2^-126 may be flushed: N 2^-126 max |v|.
 
-A weight that is off by a factor within exp(+-e_n) in numerator and denominator moves the output by
-at most sum p_n |v_n| (exp(e_n + max e) - 1); the largest e_n is taken over the rows that carry weight
-(the rest fall under 5).
+With weights off by factors within exp(+-e_n), in numerator and denominator, the output moves by at
+most sum p_n |v_n| (exp(e_n + max e) - 1). The largest e_n is taken over the rows that carry weight;
+the others fall under 5.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _U = 2.0**-24
 
 
 class Softmax(NamedTuple):
-    """Attention of one query token in pieces, float64; heads without a valid row as in `Partial`."""
+    """Attention of one query token in pieces; a head without a valid row is as in `Partial`."""
 
     max: F64  # (H_q,)
     sum: F64  # (H_q,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvtrial.conformance.trial import (
     Trial,
     at,
@@ -131,7 +133,7 @@ def boundary_verbs_wait_for_the_step(trial: Trial) -> None:
         fill(session, range(trial.page_tokens))
         whole = contents(session)
         session.append(0, at(trial.page_tokens, trial.page_tokens + 1), *rows(store, 0, [999]))
-        calls = [lambda: session.rollback_tail(1)]
+        calls: list[Callable[[], object]] = [lambda: session.rollback_tail(1)]
         if trial.has(Capability.BRANCH):
             calls.append(lambda: session.begin_branch())
         if trial.has(Capability.SPILL):

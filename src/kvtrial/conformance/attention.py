@@ -15,14 +15,14 @@ from kvtrial.conformance.trial import (
     require_attention,
     rows,
 )
-from kvtrial.contract import Capability, Profile
+from kvtrial.contract import F32, Capability, Profile
 
 HEAD_DIMS = (1, 8, 32, 48, 59, 64, 72, 80, 96, 100, 128, 256)
 #: (H_q, H_kv): the ratios of known models, and 1 to 16.
 HEADS = ((14, 2), (28, 4), (32, 8), (12, 12), (8, 1), (6, 3), (9, 3), (16, 1), (5, 1), (3, 3))
 
 
-def _attend(trial, k, v, q, scale, *, what):  # type: ignore[no-untyped-def]
+def _attend(trial: Trial, k: F32, v: F32, q: F32, scale: float, *, what: str) -> F32:
     """Append k, v (N, H_kv, D) to a store of their shape, attend, compare, return the output."""
     n, kv_heads, head_dim = k.shape
     pages = n // trial.page_tokens + 2
@@ -214,7 +214,7 @@ def thread_count_does_not_show(trial: Trial) -> None:
 
 
 def stored_numbers_round_once(trial: Trial) -> None:
-    """B11, B12: FP16 rounds to nearest even like NumPy, subnormals included; FP32 keeps each bit."""
+    """B11, B12: FP16 rounds to nearest even like NumPy, subnormals too; FP32 keeps each bit."""
     if trial.profile is Profile.Q8_0:
         return
     patterns = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,7 @@ def wrong_arrays(trial: Trial) -> None:
                     0, q, np.zeros((6, 64), np.float32)[:, ::2], 1.0
                 ),
                 "out read-only": lambda: session.attend(0, q, frozen, 1.0),
-                "out as float64": lambda: session.attend(
-                    0,
-                    q,
-                    out.astype(np.float64),
-                    1.0,  # type: ignore[arg-type]
-                ),
+                "out as float64": lambda: session.attend(0, q, out.astype(np.float64), 1.0),
                 "scale that is NaN": lambda: session.attend(0, q, out, float("nan")),
                 "scale that is infinite": lambda: session.attend(0, q, out, float("inf")),
                 "scale as text": lambda: session.attend(0, q, out, "1"),  # type: ignore[arg-type]
@@ -112,29 +108,31 @@ def wrong_numbers(trial: Trial) -> None:
         q = queries(store)
         out = np.zeros_like(q)
         calls: dict[str, Callable[[], Any]] = {}
-        for layer in (-1, 2, 2**31, 2**40, 2**70, "0", 0.5, None):
+        layers: tuple[Any, ...] = (-1, 2, 2**31, 2**40, 2**70, "0", 0.5, None)
+        for layer in layers:
             calls |= {
-                f"append, layer {layer}": lambda x=layer: session.append(x, at(5, 6), k, v),
-                f"attend, layer {layer}": lambda x=layer: session.attend(x, q, out, 1.0),
-                f"read, layer {layer}": lambda x=layer: session.read(x, at(0, 1)),
-                f"length, layer {layer}": lambda x=layer: session.length(x),
-                f"valid, layer {layer}": lambda x=layer: session.valid(x),
+                f"append, layer {layer}": partial(session.append, layer, at(5, 6), k, v),
+                f"attend, layer {layer}": partial(session.attend, layer, q, out, 1.0),
+                f"read, layer {layer}": partial(session.read, layer, at(0, 1)),
+                f"length, layer {layer}": partial(session.length, layer),
+                f"valid, layer {layer}": partial(session.valid, layer),
             }
             if trial.has(Capability.POOL):
-                calls[f"page_table, layer {layer}"] = lambda x=layer: session.page_table(x)
+                calls[f"page_table, layer {layer}"] = partial(session.page_table, layer)
             if trial.has(Capability.RESERVE_SLOT):
-                calls[f"reserve_slot, layer {layer}"] = lambda x=layer: session.reserve_slot(
-                    x, at(5, 6)
+                calls[f"reserve_slot, layer {layer}"] = partial(
+                    session.reserve_slot, layer, at(5, 6)
                 )
         for position in (-1, 5, 2**31, 2**40, 2**62):
-            calls[f"read, position {position}"] = lambda x=position: session.read(0, np.array([x]))
+            calls[f"read, position {position}"] = partial(session.read, 0, np.array([position]))
         for position in (-1, -(2**63), 4, 2**40, 2**62, 2**63 - 1):
-            calls[f"append, position {position}"] = lambda x=position: session.append(
-                0, np.array([x]), k, v
+            calls[f"append, position {position}"] = partial(
+                session.append, 0, np.array([position]), k, v
             )
         if trial.has(Capability.ROLLBACK):
-            for n in (-1, 6, 2**31, 2**70, "1", 1.5, None):
-                calls[f"rollback_tail({n})"] = lambda x=n: session.rollback_tail(x)
+            counts: tuple[Any, ...] = (-1, 6, 2**31, 2**70, "1", 1.5, None)
+            for n in counts:
+                calls[f"rollback_tail({n})"] = partial(session.rollback_tail, n)
         if trial.has(Capability.BRANCH):
             calls["commit_prefix without a branch"] = lambda: session.commit_prefix(0)
         _each(calls, trial, session)

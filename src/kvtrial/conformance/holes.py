@@ -18,7 +18,7 @@ from kvtrial.conformance.trial import (
     rows,
     unchanged,
 )
-from kvtrial.contract import Capability, HoleNotAllowed, KVSession, OutOfRange
+from kvtrial.contract import Capability, HoleNotAllowed, KVSession, OutOfRange, PoolExhausted
 
 
 def punch(session: KVSession, positions: list[int]) -> None:
@@ -59,6 +59,17 @@ def left_out_positions(trial: Trial) -> None:
             require_rows(trial, session, layer, kept, 0, "rows beside holes")
             with raises(OutOfRange):
                 session.read(layer, at(1, 2))
+
+
+def far_positions_are_refused(trial: Trial) -> None:
+    """A12: a hole of 2^62 positions is a typed error at bounded memory, not a page table."""
+    with trial.store() as store:
+        session = store.open_session(position_holes_allowed=True)
+        fill(session, range(3))
+        k, v = rows(store, 0, [0])
+        for position in (2**62, 2**63 - 1):
+            with unchanged(trial, store, session), raises(OutOfRange, PoolExhausted):
+                session.append(0, np.array([position]), k, v)
 
 
 def invalidated_positions(trial: Trial) -> None:

@@ -50,7 +50,7 @@ def write(path: Path, document: dict[str, Any]) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        os.replace(beside, path)
+        beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
 

@@ -267,7 +267,7 @@ class ModelSession:
 
     def refuses_close(self) -> Refusal:
         boundary = self._boundary()
-        must = boundary.must | ({BranchesOpen} if self.children else NONE)
+        must = boundary.must | (frozenset({BranchesOpen}) if self.children else NONE)
         return Refusal(must, boundary.may)
 
     def close(self) -> None:

@@ -19,7 +19,14 @@ from kvtrial.contract import Capability, KVError, Partial, merge
 
 
 def _ranges(stop: int, page: int) -> list[list[tuple[int, int]]]:
-    cuts = ([], [page], [1], [page - 1, page + 1], [page // 2, stop - 1], [stop])
+    cuts: tuple[list[int], ...] = (
+        [],
+        [page],
+        [1],
+        [page - 1, page + 1],
+        [page // 2, stop - 1],
+        [stop],
+    )
     return [list(zip([0, *c], [*c, stop], strict=True)) for c in cuts]
 
 

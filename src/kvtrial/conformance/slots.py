@@ -144,12 +144,15 @@ def other_mutations_cancel(trial: Trial) -> None:
     def rollback(session: KVSession) -> None:
         session.rollback_tail(1)
 
+    def abandon(session: KVSession) -> None:
+        session.abandon_step()
+
     def invalidate(session: KVSession) -> None:
         session.invalidate(0, at(0, 1))
 
     mutations = {"append": append}
     if trial.has(Capability.ROLLBACK):
-        mutations |= {"rollback_tail": rollback, "abandon_step": lambda s: s.abandon_step()}
+        mutations |= {"rollback_tail": rollback, "abandon_step": abandon}
     if trial.has(Capability.HOLES):
         mutations["invalidate"] = invalidate
     for name, mutate in mutations.items():

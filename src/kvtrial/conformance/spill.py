@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from kvtrial.conformance.trial import (
@@ -128,7 +130,12 @@ def refused_restores(trial: Trial) -> None:
         session = store.open_session()
         with unchanged(trial, store, session), raises(PoolExhausted):
             session.begin_restore(np.ones((2, 3 * page), bool))
-        for bad in (np.ones((1, 4), bool), np.ones((2, 4), np.float32), np.ones(4, bool)):
+        wrong: tuple[Any, ...] = (
+            np.ones((1, 4), bool),
+            np.ones((2, 4), np.float32),
+            np.ones(4, bool),
+        )
+        for bad in wrong:
             with unchanged(trial, store, session), raises(KVError):
                 session.begin_restore(bad)
         with raises(KVError):

@@ -1,6 +1,6 @@
 """A store beside the dictionary model, verb by verb.
 
-`Lockstep` does a verb on both and compares all that can be seen; `random_walks` is the suite's check,
+`Lockstep` does a verb on both and compares all that can be seen. `random_walks`, the suite's check, is
 a seeded walk; the project's own tests drive the same class by a Hypothesis state machine.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,8 +105,8 @@ class Lockstep:
             model.append(layer, positions, rows)
 
     def step(self, which: int, n: int, gap: int = 0) -> None:
-        """A whole step, if the session stands at a boundary; what room is lacking for is abandoned."""
-        model, real = self.pairs[which]
+        """A whole step, if the session stands at a boundary; abandoned where room is lacking."""
+        model = self.pairs[which][0]
         for layer in range(self.model.layers):
             self.append(which, layer, n, gap)
         if not model.at_boundary:
@@ -173,10 +174,9 @@ class Lockstep:
         if did and positions:
             model.invalidate(layer, positions)
             after = self._page_ids(real, layer)
-            for index in touched:
-                if index < len(model.tables[layer]) and model.tables[layer][index] is not None:
-                    if after[index] != before[index]:
-                        model._take(layer, [self.model.base + index * self.model.page_tokens])
+            for index in touched & set(range(len(model.tables[layer]))):
+                if after[index] not in (-1, before[index]):
+                    model._take(layer, [self.model.base + index * self.model.page_tokens])
 
     def rollback(self, which: int, n: int) -> None:
         model, real = self.pairs[which]
@@ -221,9 +221,9 @@ class Lockstep:
         if not self.trial.has(Capability.OWNER):
             return
         for real in self.closed[-3:]:
-            self._both("stale length", must, lambda real=real: real.length(0))
+            self._both("stale length", must, partial(real.length, 0))
             self._both("stale close", must, real.close)
-            self._both("stale append", must, lambda real=real: self._append_one(real))
+            self._both("stale append", must, partial(self._append_one, real))
 
     def _append_one(self, real: KVSession) -> None:
         real.append(0, np.zeros(1, np.int64), *self._stacked(self._rows(1)))
@@ -301,7 +301,7 @@ class Lockstep:
 
 
 def random_walks(trial: Trial, walks: int = 4, verbs: int = 60) -> None:
-    """Seeded walks over all verbs: interleaved sessions, branches, exhaustion, holes, stale handles."""
+    """Seeded walks over all verbs: sessions, branches, exhaustion, holes, stale handles."""
     for seed in range(walks):
         choose = np.random.default_rng([seed, trial.page_tokens])
         with trial.store(pages=14, q_heads=4, kv_heads=2, head_dim=8) as store:
