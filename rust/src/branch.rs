@@ -4,24 +4,24 @@ use crate::fault::{Code, Fault};
 use crate::store::{low_bits, Parent, Slot, Store, NO_PAGE};
 
 impl Store {
-    /// A copy-on-write child at the session's end. Shares every page and copies none.
+    /// A copy-on-write child at the session's end. Shares every page that has a valid row, copies none.
+    ///
+    /// An open reservation stays open: its row may come to lie in a shared page, where the branch does
+    /// not see it, and the branch's own first write copies the page.
     pub fn begin_branch(&mut self, s: usize) -> Result<usize, Fault> {
         self.at_boundary(s)?;
         let child = self.open_session(self.sessions[s].holes)?;
-        // A row still being written must not lie in a page that two sessions share.
-        self.cancel_all(s);
         let fork = self.layer(s, 0).end;
         let version = self.sessions[s].version;
         self.sessions[s].branches += 1;
         self.sessions[child].parent = Some(Parent { session: s, fork, version });
-        self.sessions[child].boundary = fork;
         for l in 0..self.shape.layers {
-            for index in 0..self.layer(s, l).pages {
+            for index in 0..self.shape.pages_for(fork) {
                 let (id, bits) = self.entry(s, l, index);
                 self.extend_to(child, l, index);
-                self.set_entry(child, l, index, id, bits);
-                if id != NO_PAGE {
+                if bits != 0 {
                     self.pool.share(id);
+                    self.set_entry(child, l, index, id, bits);
                 }
             }
             self.layer_mut(child, l).end = fork;
@@ -50,7 +50,6 @@ impl Store {
             for l in 0..self.shape.layers {
                 self.move_pages(s, l, parent, parent.fork + k);
             }
-            self.sessions[parent.session].boundary = parent.fork + k;
             self.sessions[parent.session].version += 1;
         }
         self.discard(s);
@@ -106,7 +105,8 @@ impl Store {
 
     /// Drops the rows of a step that not every layer has finished.
     pub fn abandon_step(&mut self, s: usize) {
-        self.truncate(s, self.sessions[s].boundary);
+        // No layer is ahead of the one before it.
+        self.truncate(s, self.layer(s, self.shape.layers - 1).end);
     }
 
     /// Ends every layer at `end` at the latest. No row is copied: a shared page keeps its bytes.
@@ -134,6 +134,5 @@ impl Store {
             self.layer_mut(s, l).end = end;
             self.sessions[s].version += 1;
         }
-        self.sessions[s].boundary = end;
     }
 }

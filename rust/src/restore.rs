@@ -27,8 +27,7 @@ impl Store {
             .flat_map(|layer| layer.chunks(shape.page_tokens))
             .filter(|page| page.contains(&1))
             .count();
-        let returned = (0..shape.layers).filter(|&l| self.reserved_only(s, l)).count();
-        self.room_for(needed, returned)?;
+        self.room_for(s, needed)?;
         self.cancel_all(s);
         for (l, layer) in layers().enumerate() {
             for (index, page) in layer.chunks(shape.page_tokens).enumerate() {
@@ -68,7 +67,6 @@ impl Store {
             }
             self.layer_mut(s, l).end = rows;
         }
-        self.sessions[s].boundary = rows;
         self.sessions[s].version += 1;
         Ok(())
     }

@@ -7,11 +7,11 @@ impl Store {
     /// Checks that positions ascend strictly, start at or behind `from` and stay inside capacity.
     fn check_new(&self, s: usize, positions: &[i64], from: i64) -> Result<(), Fault> {
         let (base, capacity) = (self.base, self.capacity());
+        if let Some(pair) = positions.windows(2).find(|pair| pair[1] <= pair[0]) {
+            return Err(Fault::of(Code::NotAscending, pair[1], pair[0], 0));
+        }
         let mut expected = from + base;
-        for (i, &position) in positions.iter().enumerate() {
-            if i > 0 && position <= positions[i - 1] {
-                return Err(Fault::of(Code::NotAscending, position, positions[i - 1], 0));
-            }
+        for &position in positions {
             if !(from..capacity).contains(&position.wrapping_sub(base)) {
                 return Err(Fault::of(Code::Position, position, from + base, capacity + base));
             }
@@ -32,9 +32,13 @@ impl Store {
         id == NO_PAGE || only_reserved || self.pool.is_shared(id)
     }
 
-    /// `NoPages` unless `needed` pages are free or among the `returned` ones, which reservations hold.
-    pub fn room_for(&self, needed: usize, returned: usize) -> Result<(), Fault> {
-        let free = self.pool.free() + returned;
+    /// `NoPages` unless `needed` pages are free, or will be once the session's reservations are
+    /// cancelled.
+    pub fn room_for(&self, s: usize, needed: usize) -> Result<(), Fault> {
+        let mut free = self.pool.free();
+        if self.sessions[s].open_slots > 0 {
+            free += (0..self.shape.layers).filter(|&l| self.reserved_only(s, l)).count();
+        }
         if needed > free {
             let pages = self.pool.pages() as i64;
             return Err(Fault::of(Code::NoPages, needed as i64, free as i64, pages));
@@ -58,7 +62,7 @@ impl Store {
         let shape = self.shape;
         self.check_new(s, positions, self.layer(s, l).end)?;
         let end = last - self.base + 1;
-        self.in_turn(s, l, end, if l == 0 { 0 } else { self.layer(s, l - 1).end })?;
+        self.in_turn(s, l, end)?;
 
         let mut needed = 0;
         let mut previous = usize::MAX;
@@ -69,11 +73,7 @@ impl Store {
                 previous = index;
             }
         }
-        let returned = match self.sessions[s].open_slots {
-            0 => 0,
-            _ => (0..shape.layers).filter(|&l| self.reserved_only(s, l)).count(),
-        };
-        self.room_for(needed, returned)?;
+        self.room_for(s, needed)?;
 
         self.cancel_all(s);
         self.cancel(s, l);
@@ -86,41 +86,35 @@ impl Store {
             let bits = self.bits(s, l)[index] | 1 << slot;
             self.set_bits(s, l, index, bits);
         }
-        self.advance(s, l, end);
+        self.layer_mut(s, l).end = end;
+        self.sessions[s].version += 1;
         Ok(())
     }
 
-    /// Checks that a row is valid at each position.
-    fn check_valid(&self, s: usize, l: usize, positions: &[i64]) -> Result<(), Fault> {
-        let length = self.length(s, l);
-        for &position in positions {
-            let relative = position.wrapping_sub(self.base);
-            if !(0..length).contains(&relative) {
-                return Err(Fault::of(Code::Position, position, self.base, self.base + length));
-            }
-            let (index, slot) = self.shape.place(relative);
-            if self.entry(s, l, index).1 >> slot & 1 == 0 {
-                return Err(Fault::of(Code::NotValid, position, self.base, self.base + length));
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes holes of valid rows. A page left with holes alone is given back.
+    /// Makes holes of rows below the layer's end; one that is a hole stays one. A page left with holes
+    /// alone is given back.
     pub fn invalidate(&mut self, s: usize, l: usize, positions: &[i64]) -> Result<(), Fault> {
-        let Some(&first) = positions.first() else { return Ok(()) };
+        let end = self.layer(s, l).end;
         if !self.sessions[s].holes {
+            let first = positions.first().copied().unwrap_or(end + self.base);
             return Err(Fault::of(Code::HoleNotAllowed, first, 0, 0));
         }
-        self.check_valid(s, l, positions)?;
+        let outside = |p: &&i64| !(0..end).contains(&p.wrapping_sub(self.base));
+        if let Some(&position) = positions.iter().find(outside) {
+            return Err(Fault::of(Code::Position, position, self.base, self.base + end));
+        }
+        if positions.is_empty() {
+            return Ok(());
+        }
         self.cancel_all(s);
         self.cancel(s, l);
         for &position in positions {
             let (index, slot) = self.shape.place(position - self.base);
-            let bits = self.bits(s, l)[index] & !(1 << slot);
-            self.set_bits(s, l, index, bits);
-            if bits == 0 {
+            let (id, bits) = self.entry(s, l, index);
+            if bits == 1 << slot {
                 self.release_entry(s, l, index);
+            } else {
+                self.set_entry(s, l, index, id, bits & !(1 << slot));
             }
         }
         self.sessions[s].version += 1;
@@ -150,14 +144,10 @@ impl Store {
         if slot + positions.len() > self.shape.page_tokens {
             return Ok(None);
         }
-        let before = |l: usize| match self.layer(s, l).slot {
-            Slot::Open { start, n } => start + n,
-            _ => self.layer(s, l).end,
-        };
-        self.in_turn(s, l, start + n, if l == 0 { 0 } else { before(l - 1) })?;
-        let returned = usize::from(self.reserved_only(s, l));
-        self.room_for(usize::from(self.takes_page(s, l, index)), returned)?;
+        self.in_turn(s, l, start + n)?;
+        self.room_for(s, usize::from(self.takes_page(s, l, index)))?;
 
+        self.cancel_all(s);
         self.cancel(s, l);
         let id = self.own(s, l, index);
         self.pool.poison_rows(id, slot..slot + positions.len());
@@ -166,6 +156,7 @@ impl Store {
         }
         self.layer_mut(s, l).slot = Slot::Open { start, n };
         self.sessions[s].open_slots += 1;
+        self.sessions[s].version += 1;
         Ok(Some((id, slot)))
     }
 
@@ -177,16 +168,14 @@ impl Store {
         match self.layer(s, l).slot {
             Slot::Committed { start: a, n: m } if contiguous && (a, m) == (start, n) => Ok(()),
             Slot::Open { start: a, n: m } if contiguous && (a, m) == (start, n) => {
-                // The layer before may have lost its own reservation since.
-                if l > 0 {
-                    self.in_turn(s, l, start + n, self.layer(s, l - 1).end)?;
-                }
                 let (index, slot) = self.shape.place(start);
                 let bits = self.bits(s, l)[index] | low_bits(positions.len()) << slot;
                 self.set_bits(s, l, index, bits);
-                self.layer_mut(s, l).slot = Slot::Committed { start, n };
+                let layer = self.layer_mut(s, l);
+                layer.slot = Slot::Committed { start, n };
+                layer.end = start + n;
                 self.sessions[s].open_slots -= 1;
-                self.advance(s, l, start + n);
+                self.sessions[s].version += 1;
                 Ok(())
             }
             _ => Err(Fault::of(Code::SlotCancelled, first, 0, 0)),
@@ -205,7 +194,17 @@ impl Store {
         k: *mut f32,
         v: *mut f32,
     ) -> Result<(), Fault> {
-        self.check_valid(s, l, positions)?;
+        let length = self.length(s, l);
+        for &position in positions {
+            let relative = position.wrapping_sub(self.base);
+            if !(0..length).contains(&relative) {
+                return Err(Fault::of(Code::Position, position, self.base, self.base + length));
+            }
+            let (index, slot) = self.shape.place(relative);
+            if self.entry(s, l, index).1 >> slot & 1 == 0 {
+                return Err(Fault::of(Code::NotValid, position, self.base, self.base + length));
+            }
+        }
         let row = self.shape.heads * self.shape.dim;
         for (i, &position) in positions.iter().enumerate() {
             let (index, slot) = self.shape.place(position - self.base);

@@ -52,11 +52,9 @@ pub struct Session {
     pub branches: u32,
     /// Open reservations over all layers.
     pub open_slots: u32,
-    /// Length at the last step boundary.
-    pub boundary: i64,
     /// Rows of an open restore.
     pub restoring: Option<i64>,
-    /// Goes up whenever rows appear, vanish or become holes.
+    /// Goes up whenever rows are reserved, appear, vanish or become holes.
     pub version: u64,
 }
 
@@ -67,7 +65,6 @@ const CLOSED: Session = Session {
     parent: None,
     branches: 0,
     open_slots: 0,
-    boundary: 0,
     restoring: None,
     version: 0,
 };
@@ -330,28 +327,17 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a layer may grow to `end`: layers take turns.
-    ///
-    /// `limit` is how far the layer before has come.
-    pub fn in_turn(&self, s: usize, l: usize, end: i64, limit: i64) -> Result<(), Fault> {
+    /// Whether a layer may grow to `end`: layers take turns, so ends never rise from layer to layer.
+    pub fn in_turn(&self, s: usize, l: usize, end: i64) -> Result<(), Fault> {
         if l == 0 {
             return self.at_boundary(s);
         }
+        let limit = self.layer(s, l - 1).end;
         if end > limit {
             let (end, limit) = (end + self.base, limit + self.base);
             return Err(Fault::of(Code::LayerAhead, l as i64, end, limit));
         }
         Ok(())
-    }
-
-    /// Moves a layer's end, and the session's boundary when that finishes a step.
-    pub fn advance(&mut self, s: usize, l: usize, end: i64) {
-        self.layer_mut(s, l).end = end;
-        self.sessions[s].version += 1;
-        // Layers are never ahead of the one before, so the last one has the last word.
-        if self.layer(s, self.shape.layers - 1).end == self.layer(s, 0).end {
-            self.sessions[s].boundary = self.layer(s, 0).end;
-        }
     }
 
     // --- reservations ---------------------------------------------------------------------------------

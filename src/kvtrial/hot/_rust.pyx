@@ -1,11 +1,12 @@
 """K3's store and session: thin wrappers around the Rust library, one call a verb.
 
 Arguments are checked here and turned into pointers; positions, steps and pages are checked behind
-the boundary, whose codes become the contract's errors here. The interpreter lock is held throughout:
-the work space of a store serves one call at a time, and threads are the pool's own.
+the boundary, whose codes become the errors of the contract here. The interpreter lock is held: the
+work space of a store serves one call at a time, and threads are the ones of the pool.
 """
 
 cimport numpy as cnp
+from cpython.number cimport PyNumber_Index
 from libc.math cimport isfinite
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -302,11 +303,11 @@ cdef class Store:
     def close(self):
         """Free the pool and release its reservation; sessions become stale.
 
-        The memory itself goes when the last view into it does.
+        The memory itself goes when the last view into it does. A second close does nothing.
         """
-        self.open_handle()
-        self.memory = None
-        self._ledger.release(self._reservation)
+        if self.memory is not None:
+            self.memory = None
+            self._ledger.release(self._reservation)
 
 
 cdef Session _session(Store store, kvn_handle handle, bint holes):
@@ -322,10 +323,8 @@ cdef Session _session(Store store, kvn_handle handle, bint holes):
 
 
 cdef int64_t _integer(object value, str name) except? -1:
-    if isinstance(value, (bool, np.bool_)):
-        raise InvalidArgument(f"{name} is {value!r}; give an integer")
     try:
-        return value
+        return PyNumber_Index(value)
     except (TypeError, OverflowError):
         raise InvalidArgument(f"{name} is {value!r}; give an integer of 64 bits") from None
 
@@ -566,9 +565,8 @@ cdef class Session:
     def page_table(self, layer):
         """The layer's page ids, int32, from base_position on, and its length."""
         cdef kvn_fault fault
-        length = self.length(layer)
-        rows = length - self.store.base
-        ids = np.empty(-(-rows // self.store.page_tokens), np.int32)
+        cdef int64_t length = self.length(layer), tokens = self.store.page_tokens
+        ids = np.empty((length - self.store.base + tokens - 1) // tokens, np.int32)
         if kvn_page_table(
             self.store.open_handle(), self.handle, layer, <int32_t *>cnp.PyArray_DATA(ids), &fault
         ):
@@ -641,7 +639,7 @@ cdef class Session:
         views = []
         for layer in range(layers):
             pages = []
-            for index in range(-(-rows // self.store.page_tokens)):
+            for index in range((rows + self.store.page_tokens - 1) // self.store.page_tokens):
                 if kvn_restore_page(store, self.handle, layer, index, &page, &fault):
                     raise _error(&fault)
                 pages.append(self._page_view(page, True))
