@@ -4,14 +4,14 @@ Slow and obviously right. Nothing here is shared with a kernel; nothing here is 
 
 Error bound
 -----------
-`tolerance` gives an absolute bound per output element, computed from the inputs. With u = 2^-24, the
-unit roundoff of float32, and g(m) = m u / (1 - m u), the classical bound of m roundings (Higham,
-*Accuracy and Stability of Numerical Algorithms*, section 3.1), a store may differ from the oracle by
+`tolerance` gives an absolute bound per output element, computed from the inputs. With u = 2^-24,
+the unit roundoff of float32, and g(m) = m u / (1 - m u), the classical bound of m roundings (Higham,
+*Accuracy and Stability of Numerical Algorithms*, section 3.1), a store may be off the oracle by
 
-1. *Storage.* A stored element x is off by `storage_bound`: nothing for FP32; for FP16 half a unit in
-   the last place, 2^-11 |x|, or 2^-25 among the subnormals; for Q8_0 half a step of max / 127 over
-   its block of 32, and the rounding of the step itself to FP16, 2^-11 of it for each of up to 127
-   steps.
+1. *Storage.* A stored element x is off by `storage_bound`: nothing for FP32; for FP16 half a unit
+   in the last place, 2^-11 |x|, or 2^-25 among the subnormals; for Q8_0 half a step of max / 127
+   over its block of 32, and the rounding of the step itself to FP16, 2^-11 of it for each of up to
+   127 steps.
 2. *Scores.* A dot of length D, in any order, times scale, which is rounded to float32 itself:
    g(D + 2) |scale| sum |q k|, and |scale| sum |q| dk for storage.
 3. *Weights.* exp(s - max) takes a rounded difference, u (|s| + |max|), and an exponential good to

@@ -1,12 +1,15 @@
 """``python -m kvtrial.conformance CANDIDATE OUT.json``: the suite on one candidate.
 
-Status 0 when nothing failed, 1 when something did. Progress goes to stdout, a line a test.
+Status 0 when nothing failed, 1 when something did, 2 when there was nothing to try. Progress goes to
+stdout, a line a test. Starts itself again with the allocation counter in front of the C library,
+where the platform has one.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from kvtrial import build, candidates
 from kvtrial.conformance.isolated import result, write
 from kvtrial.conformance.suite import Outcome, run
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError
+from kvtrial.measure import allocations
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     faulthandler.enable()
+    count_allocations()
     try:
         candidate = candidates.get(chosen.candidate)
         if candidate.not_built is not None:
@@ -35,9 +40,18 @@ def main(arguments: list[str] | None = None) -> int:
         build.refuse_stale()
     except KVError as error:
         parser.exit(2, f"{error}\n")
-    document = result(candidate, run(candidate, chosen.page_tokens, _tell))
+    document = result(candidate, run(candidate, chosen.page_tokens, on_outcome=_tell))
     write(chosen.out, document)
     return 0 if document["passed"] else 1
+
+
+def count_allocations() -> None:
+    """Replace this process by one that counts, unless it does or can't."""
+    wanted = allocations.preload_environment()
+    if wanted is None or wanted.items() <= os.environ.items():
+        return
+    arguments = [sys.executable, "-m", "kvtrial.conformance", *sys.argv[1:]]
+    os.execve(sys.executable, arguments, {**os.environ, **wanted})
 
 
 def _tell(outcome: Outcome) -> None:

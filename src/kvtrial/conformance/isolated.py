@@ -13,6 +13,7 @@ from typing import Any
 from kvtrial import build
 from kvtrial.conformance.suite import Outcome, Status
 from kvtrial.contract import PAGE_TOKENS, Candidate
+from kvtrial.measure import allocations
 
 
 def result(candidate: Candidate, outcomes: list[Outcome], crash: str = "") -> dict[str, Any]:
@@ -34,6 +35,7 @@ def result(candidate: Candidate, outcomes: list[Outcome], crash: str = "") -> di
         "capabilities": sorted(c.value for c in candidate.capabilities),
         "missing_capabilities": list(candidate.missing_capabilities),
         "build": build.facts(),
+        "allocations_counted": allocations.available(),
         "outcomes": by_test,
         "gaps": sorted({o.detail for o in outcomes if o.status is Status.GAP}),
         "failed": sorted({o.test for o in outcomes if o.status is Status.FAILED}),

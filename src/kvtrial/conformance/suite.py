@@ -126,7 +126,8 @@ TESTS = (
         pool.exhaustion_in_a_later_layer,
         pool.sessions_share_one_pool,
         pool.accounting_adds_up,
-        pool.python_allocates_nothing_that_stays,
+        pool.nothing_stays_behind,
+        pool.a_step_allocates_nothing,
         requires=[Capability.POOL],
     ),
     _test(
@@ -201,6 +202,7 @@ TESTS = (
 def run(
     candidate: Candidate,
     page_tokens: Iterable[int] = PAGE_TOKENS,
+    tests: Iterable[ConformanceTest] = TESTS,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Try ``candidate`` on every named test at every page size.
@@ -211,6 +213,8 @@ def run(
         From any package; registered or not.
     page_tokens : iterable of int
         Page sizes P in tokens.
+    tests : iterable of ConformanceTest
+        By default all of `TESTS`.
     on_outcome : callable, optional
         Told each outcome as it comes.
 
@@ -221,8 +225,9 @@ def run(
         ending the process: `run_isolated` records that too.
     """
     outcomes = []
+    chosen = tuple(tests)
     for page in page_tokens:
-        for test in TESTS:
+        for test in chosen:
             outcome = run_test(test, Trial(candidate, page))
             outcomes.append(outcome)
             if on_outcome is not None:
