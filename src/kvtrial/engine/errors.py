@@ -57,3 +57,7 @@ class ModelsConfigInvalid(ModelError):
 
 class WorkloadError(ModelError):
     """The workload text is not the registered one, or too short for the request."""
+
+
+class UnknownToken(ModelError, LookupError):
+    """A token id outside the vocabulary."""
