@@ -1,0 +1,196 @@
+"""M1: one attention region at a filled context, candidates interleaved, in a fresh process.
+
+``python -m kvtrial.measure.attention SPEC.json OUT.json`` with SPEC:
+
+======================  ============================================================================
+shape                   layers, q_heads, kv_heads, head_dim of the model
+candidates              names
+orders                  one order of the candidates for each iteration, warm-up first
+snapshots               folder of the filled context, alone in a list
+threads, page_tokens    of the stores
+warmup_iterations       dropped
+rotation_llc_multiple   regions rotate through this many times the last-level cache
+seed                    of the queries
+======================  ============================================================================
+
+A region is one layer of one session. Each candidate holds as many as fill the rotation, so that by
+the time a region comes again the caches have forgotten it. An iteration takes several regions, as
+many as the fastest candidate needs for a millisecond: fewer would time the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtrial import machine
+from kvtrial.contract import F32, KVSession, KVStore
+from kvtrial.measure import clock
+from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
+from kvtrial.measure.probes import Probes
+from kvtrial.measure.stores import Snapshot, fill, opened
+from kvtrial.measure.surroundings import Bracket
+
+SHORTEST_ITERATION_NS = 1_000_000
+
+
+@dataclass
+class Arm:
+    """One candidate with its regions: (session, layer), and the next one to take."""
+
+    name: str
+    store: KVStore
+    regions: list[tuple[KVSession, int]]
+    next_region: int = 0
+
+
+def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+    """All rows of the block."""
+    snapshot = Snapshot.open(spec["snapshots"][0])
+    probe = Probes(spec["threads"])
+    draw = np.random.default_rng(spec["seed"])
+    shape = spec["shape"]
+    # Queries of the size of keys: scores then spread about as a trained model's do.
+    queries = draw.standard_normal((16, shape["q_heads"], shape["head_dim"]), np.float32)
+    rows: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        arms: dict[str, Arm] = {}
+        for name in spec["candidates"]:
+            note(name)
+            try:
+                arms[name] = _open_arm(stack, name, snapshot, spec)
+            except Exception as error:
+                rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
+        if not arms:
+            return rows
+        with Bracket(probe) as bracket:
+            rows += _interleave(arms, queries, spec, note)
+        rows += bracket.rows
+        rows += _rates(rows, arms, snapshot.tokens, bracket)
+        for arm in arms.values():
+            note(arm.name)
+            rows += _in_cache(arm, queries, spec)
+    return rows
+
+
+def _open_arm(stack: contextlib.ExitStack, name: str, snapshot: Snapshot, spec: Spec) -> Arm:
+    """Open a store that holds the rotation and fill it from the snapshot."""
+    shape, page_tokens = spec["shape"], spec["page_tokens"]
+    one_page = {**shape, "layers": 1}
+    with opened(name, one_page, tokens=page_tokens, page_tokens=page_tokens) as (store, _):
+        region_bytes = store.row_bytes * snapshot.tokens
+    rotation = spec["rotation_llc_multiple"] * machine.last_level_cache_bytes()
+    regions = max(1, math.ceil(rotation / region_bytes))
+    layers = min(shape["layers"], regions)
+    store, sessions = stack.enter_context(
+        opened(
+            name,
+            {**shape, "layers": layers},
+            tokens=snapshot.tokens,
+            sessions=math.ceil(regions / layers),
+            page_tokens=page_tokens,
+            threads=spec["threads"],
+        )
+    )
+    for session in sessions:
+        fill(session, snapshot)
+    return Arm(name, store, [(s, layer) for s in sessions for layer in range(layers)])
+
+
+def _attend(arm: Arm, queries: F32, out: F32, scale: float, calls: int) -> int:
+    """Nanoseconds of ``calls`` attention regions, one after the other in the rotation."""
+    regions, at = arm.regions, arm.next_region
+    n, q = len(regions), len(queries)
+    start = clock.now_ns()
+    for i in range(at, at + calls):
+        session, layer = regions[i % n]
+        session.attend(layer, queries[i % q], out, scale)
+    stop = clock.now_ns()
+    arm.next_region = at + calls
+    return clock.elapsed_ns(start, stop, f"attention of {arm.name}")
+
+
+def _interleave(
+    arms: dict[str, Arm], queries: F32, spec: Spec, note: Callable[[str], None]
+) -> list[Row]:
+    """Every iteration takes all candidates, in that iteration's own order."""
+    out = np.empty_like(queries[0])
+    scale = 1.0 / math.sqrt(queries.shape[-1])
+    warmup = spec["warmup_iterations"]
+    fastest = SHORTEST_ITERATION_NS
+    calls = 1
+    rows: list[Row] = []
+    with no_collection():
+        for iteration, order in enumerate(spec["orders"]):
+            if iteration == warmup:
+                calls = math.ceil(SHORTEST_ITERATION_NS / fastest)
+            for place, name in enumerate(order):
+                if name not in arms:
+                    continue
+                if iteration == 0:
+                    note(name)
+                try:
+                    spent = _attend(arms[name], queries, out, scale, calls)
+                except Exception as error:
+                    rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
+                    del arms[name]
+                    continue
+                if iteration < warmup:
+                    fastest = min(fastest, spent)
+                    continue
+                rows.append(
+                    {
+                        "candidate": name,
+                        "place": place,
+                        "metric": "m1/attention_ms",
+                        "index": iteration - warmup,
+                        "value": spent / calls / 1e6,
+                    }
+                )
+    return rows
+
+
+def _rates(rows: list[Row], arms: dict[str, Arm], tokens: int, bracket: Bracket) -> list[Row]:
+    """Each iteration's bytes a second, and how near it came to the lower ceiling."""
+    bandwidth = bracket.best("probe/read_gb_per_s") * 1e9
+    arithmetic = bracket.best("probe/fma_gflop_per_s") * 1e9
+    found: list[Row] = []
+    for row in rows:
+        if row["metric"] != "m1/attention_ms":
+            continue
+        store = arms[row["candidate"]].store
+        seconds = row["value"] / 1e3
+        n_bytes = store.row_bytes * tokens
+        # A multiply-add for q.k and one for p.v, each two operations, for every query head.
+        operations = 4 * store.spec.q_heads * store.spec.head_dim * tokens
+        ceiling = max(n_bytes / bandwidth, operations / arithmetic)
+        found.append({**row, "metric": "m1/unique_gb_per_s", "value": n_bytes / seconds / 1e9})
+        found.append({**row, "metric": "m1/ceiling_fraction", "value": ceiling / seconds})
+    for name, arm in arms.items():
+        held = float(len(arm.regions) * arm.store.row_bytes * tokens)
+        found.append({"candidate": name, "metric": "m1/rotation_bytes", "value": held})
+    return found
+
+
+def _in_cache(arm: Arm, queries: F32, spec: Spec) -> list[Row]:
+    """One region again and again: what the kernel does when memory is out of the way."""
+    out = np.empty_like(queries[0])
+    scale = 1.0 / math.sqrt(queries.shape[-1])
+    alone = Arm(arm.name, arm.store, arm.regions[:1])
+    with no_collection():
+        fastest = min(_attend(alone, queries, out, scale, 1) for _ in range(3))
+        calls = math.ceil(SHORTEST_ITERATION_NS / fastest)
+        times = [_attend(alone, queries, out, scale, calls) / calls for _ in range(10)]
+    return [
+        {"candidate": arm.name, "metric": "m1/in_cache_attention_ms", "index": i, "value": t / 1e6}
+        for i, t in enumerate(times)
+    ]
+
+
+if __name__ == "__main__":
+    main(measure, sys.argv)

@@ -1,0 +1,181 @@
+"""M2: one block, a fresh process in which every candidate runs its whole decode, one after another.
+
+``python -m kvtrial.measure.block SPEC.json OUT.json`` with SPEC:
+
+==============  ====================================================================================
+gguf            path of the model
+candidates      names, in the order of this block
+snapshots       folders of the filled contexts, one a session
+threads         threads of decoder and stores
+page_tokens     P
+warmup_steps    decoded and dropped before the counted ones
+decode_steps    counted greedy steps
+probe           false for the calibration, which needs no probes
+==============  ====================================================================================
+
+A candidate that raises costs its own rows only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvtrial import models
+from kvtrial.candidates import get
+from kvtrial.contract import Capability, KVSession, KVStore
+from kvtrial.measure import clock
+from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
+from kvtrial.measure.probes import Probes
+from kvtrial.measure.stores import Snapshot, fill, opened, row_at, shape_of
+from kvtrial.measure.surroundings import Bracket
+
+COST_REPETITIONS = 16
+
+
+def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+    """All rows of the block."""
+    model = models.load_model(spec["gguf"])
+    snapshots = [Snapshot.open(folder) for folder in spec["snapshots"]]
+    probe = Probes(spec["threads"]) if spec["probe"] else None
+    rows: list[Row] = []
+    for place, name in enumerate(spec["candidates"]):
+        note(name)
+        columns = {"candidate": name, "place": place}
+        try:
+            rows += _arm(model, name, snapshots, spec, probe, columns)
+        except Exception as error:
+            rows.append({**columns, "metric": "failed", "text": failed_row(error)})
+    return rows
+
+
+def _arm(
+    model: Any,
+    name: str,
+    snapshots: list[Snapshot],
+    spec: Spec,
+    probe: Probes | None,
+    columns: dict[str, Any],
+) -> list[Row]:
+    """One candidate's decode and its costs."""
+    steps = spec["warmup_steps"] + spec["decode_steps"]
+    with opened(
+        name,
+        shape_of(model),
+        tokens=snapshots[0].tokens + steps,
+        sessions=len(snapshots),
+        page_tokens=spec["page_tokens"],
+        threads=spec["threads"],
+    ) as (store, sessions):
+        for session, snapshot in zip(sessions, snapshots):
+            fill(session, snapshot)
+        decoder = model.decoder(
+            threads=spec["threads"], activations="quantised", batch=len(sessions)
+        )
+        first = np.array([s.next_id for s in snapshots], np.int64)
+        if probe is None:
+            decoded = _decode(decoder, sessions, first, steps)
+            return decoded.rows(spec["warmup_steps"], columns)
+        with Bracket(probe, **columns) as bracket:
+            decoded = _decode(decoder, sessions, first, steps)
+        rows = bracket.rows + decoded.rows(spec["warmup_steps"], columns)
+        rows += _bytes(store, sessions, spec["decode_steps"], columns)
+        return rows + _costs(sessions[0], snapshots[0], get(name).capabilities, columns)
+
+
+class Decoded:
+    """What a decode gave: int64 (steps,) times in ns, int64 (steps, sessions) tokens."""
+
+    def __init__(self, steps: int, sessions: int) -> None:
+        self.step_ns = np.zeros(steps, np.int64)
+        self.attention_ns = np.zeros(steps, np.int64)
+        self.tokens = np.zeros((steps, sessions), np.int64)
+
+    def rows(self, warmup: int, columns: dict[str, Any]) -> list[Row]:
+        """Rows of the steps after the warm-up; the hash is over all tokens, the warm-up's too."""
+        rows: list[Row] = []
+        for index, (step, attention) in enumerate(
+            zip(self.step_ns[warmup:].tolist(), self.attention_ns[warmup:].tolist())
+        ):
+            at = {**columns, "index": index}
+            rows.append({**at, "metric": "m2/step_ms", "value": step / 1e6})
+            rows.append({**at, "metric": "m2/attention_ms", "value": attention / 1e6})
+        digest = hashlib.sha256(self.tokens.astype("<i8").tobytes()).hexdigest()
+        return [
+            *rows,
+            {**columns, "metric": "m2/tokens", "value": float(self.tokens[warmup:].size)},
+            {**columns, "metric": "output_sha256", "text": digest},
+        ]
+
+
+def _decode(decoder: Any, sessions: list[KVSession], ids: np.ndarray, steps: int) -> Decoded:
+    """Greedy steps, each timed from the call to the chosen tokens."""
+    decoded = Decoded(steps, len(sessions))
+    with no_collection():
+        for index in range(steps):
+            start = clock.now_ns()
+            logits = decoder.step(sessions, ids)
+            ids = logits.argmax(axis=1)
+            stop = clock.now_ns()
+            decoded.step_ns[index] = clock.elapsed_ns(start, stop, f"decode step {index}")
+            decoded.attention_ns[index] = decoder.attention_ns
+            decoded.tokens[index] = ids
+    return decoded
+
+
+def _bytes(
+    store: KVStore, sessions: list[KVSession], steps: int, columns: dict[str, Any]
+) -> list[Row]:
+    """Bytes read and bytes held, from the lengths after the last step."""
+    layers = store.spec.layers
+    end = sum(s.length(0) for s in sessions) / len(sessions)
+    mean_length = end - (steps - 1) / 2  # step i of n reads end - n + 1 + i rows of each layer
+    return [
+        {
+            **columns,
+            "metric": "m2/kv_bytes_per_token",
+            "value": float(layers * store.row_bytes * mean_length),
+        },
+        {**columns, "metric": "m2/resident_bytes", "value": float(store.resident_bytes)},
+    ]
+
+
+def _costs(
+    session: KVSession,
+    snapshot: Snapshot,
+    capabilities: frozenset[Capability],
+    columns: dict[str, Any],
+) -> list[Row]:
+    """Costs of append, rollback and branch; none for a verb that the candidate lacks."""
+    layers = session.store.spec.layers
+    new = [row_at(snapshot, layer, 0) for layer in range(layers)]
+    rows: list[Row] = []
+
+    def timed(metric: str, index: int, work: Callable[[], object]) -> None:
+        start = clock.now_ns()
+        work()
+        spent = clock.elapsed_ns(start, clock.now_ns(), metric)
+        rows.append({**columns, "metric": metric, "index": index, "value": spent / 1e3})
+
+    def append() -> None:
+        position = np.array([session.length(0)], np.int64)
+        for layer, (k, v) in enumerate(new):
+            session.append(layer, position, k, v)
+
+    with no_collection():
+        if Capability.ROLLBACK in capabilities:
+            for index in range(COST_REPETITIONS):
+                timed("m2/append_us", index, append)
+                timed("m2/rollback_us", index, lambda: session.rollback_tail(1))
+        if Capability.BRANCH in capabilities:
+            for index in range(COST_REPETITIONS):
+                timed("m2/branch_us", index, lambda: session.begin_branch().close())
+    return rows
+
+
+if __name__ == "__main__":
+    main(measure, sys.argv)

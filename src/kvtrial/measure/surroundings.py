@@ -1,0 +1,65 @@
+"""Rows about the surroundings of an arm: probes before and after, load, thread settings."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import threadpoolctl
+
+from kvtrial import machine
+from kvtrial.measure import probes
+from kvtrial.measure.child import Row
+from kvtrial.measure.probes import Probes, StealMeter
+
+
+class Bracket:
+    """Probes around a piece of work. ``columns``: candidate and place of the rows."""
+
+    def __init__(self, probe: Probes, **columns: Any) -> None:
+        self._probe = probe
+        self._columns = columns
+        self.rows: list[Row] = []
+
+    def __enter__(self) -> Bracket:
+        self._take(0)
+        self._steal = StealMeter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        steal = self._steal.fraction()
+        self._take(1)
+        if steal is not None:
+            self._add("probe/steal_fraction", 1, steal)
+        self.rows += environment_rows(**self._columns)
+
+    def best(self, metric: str) -> float:
+        """The larger of the two readings of a rate."""
+        return max(row["value"] for row in self.rows if row["metric"] == metric)
+
+    def _take(self, index: int) -> None:
+        reading = self._probe.measure()
+        self._add("probe/spin_ms", index, reading.spin_ms)
+        self._add("probe/read_gb_per_s", index, reading.read_gb_per_s)
+        self._add("probe/fma_gflop_per_s", index, reading.fma_gflop_per_s)
+        self._add("probe/load", index, probes.load())
+        if (clock := probes.frequency_mhz()) is not None:
+            self._add("probe/frequency_mhz", index, clock)
+
+    def _add(self, metric: str, index: int, value: float) -> None:
+        self.rows.append({**self._columns, "metric": metric, "index": index, "value": value})
+
+
+def environment_rows(**columns: Any) -> list[Row]:
+    """Thread settings that this process runs under: they must be the same in every arm."""
+    texts = {name: os.environ.get(name, "") for name in machine.THREAD_VARIABLES}
+    texts["affinity"] = ",".join(map(str, machine.affinity()))
+    pools = [
+        pool["num_threads"]
+        for pool in threadpoolctl.threadpool_info()
+        if pool["user_api"] in ("blas", "openmp")
+    ]
+    return [
+        *({**columns, "metric": f"env/{key}", "text": text} for key, text in texts.items()),
+        {**columns, "metric": "env/blas_threads", "value": float(max(pools, default=0))},
+    ]

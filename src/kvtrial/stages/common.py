@@ -1,0 +1,326 @@
+"""What the measuring stages share: the run they belong to, who is timed, attempts, blocks,
+progress."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtrial import build, candidates, events, gates, machine, protocol
+from kvtrial.journal import Attempt, Journal
+from kvtrial.measure import child
+from kvtrial.measure.exclusive import exclusive
+from kvtrial.measure.order import mirrored_orders
+
+Row = dict[str, Any]
+Cell = dict[str, int]
+
+
+class StageError(RuntimeError):
+    """A stage can't go on; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a run and the columns that all its rows share.
+
+    Attributes
+    ----------
+    name : str
+        ``m1``, ``m2``, …: the column ``stage`` and the name of the table.
+    run_dir : Path
+        ``results/<run_id>``.
+    gguf : Path
+        The model's file.
+    model : dict
+        What the manifest says of it: name, sha256, bytes, synthetic.
+    profile : str
+        ``default`` or ``full``.
+    protocol : dict
+        The registered protocol as it is run.
+    """
+
+    name: str
+    run_dir: Path
+    gguf: Path
+    model: dict[str, Any]
+    profile: str
+    protocol: dict[str, Any]
+
+    @classmethod
+    def from_command_line(cls, name: str, doc: str | None, argv: list[str] | None) -> Stage:
+        """Parse ``--run-dir DIR --gguf FILE [--profile default|full]``."""
+        parser = argparse.ArgumentParser(
+            description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("--run-dir", type=Path, required=True, help="results/<run_id>")
+        parser.add_argument("--gguf", type=Path, required=True, help="the model's file")
+        parser.add_argument("--profile", help="default or full; the manifest's by default")
+        args = parser.parse_args(argv)
+        build.refuse_stale()
+        manifest = json.loads((args.run_dir / "manifest.json").read_text(encoding="utf-8"))
+        of_run, here = manifest["build"]["build_id"], build.facts()["build_id"]
+        if of_run != here:
+            raise StageError(
+                f"{args.run_dir} is a run of build {of_run}, and the kernels are {here}; binaries "
+                "are never mixed: run `snakemake --cores 1 verdict`, which names a run for them"
+            )
+        return cls(
+            name=name,
+            run_dir=args.run_dir,
+            gguf=args.gguf,
+            model=manifest["model"],
+            profile=args.profile or manifest["profile"],
+            protocol=protocol.load(args.run_dir / "protocol.json"),
+        )
+
+    def event(self, metric: str, **columns: Any) -> Row:
+        """A row of this stage."""
+        return events.event(metric, **self._common, **columns)
+
+    @functools.cached_property
+    def _common(self) -> dict[str, str]:
+        return {
+            "stage": self.name,
+            "protocol_sha256": protocol.sha256(self.protocol),
+            "build_id": build.facts()["build_id"],
+        }
+
+    def events(self, rows: Iterable[Row], **columns: Any) -> list[Row]:
+        """Rows of a measured process, completed; a row's own column wins over ``columns``."""
+        return [self.event(**{**columns, **row}) for row in rows]
+
+    def cells(self) -> list[Cell]:
+        """The profile's cells with ``threads`` as a number; what "all" makes equal is there
+        once."""
+        found: dict[str, Cell] = {}
+        for cell in protocol.cells(self.protocol, self.profile):
+            threads = machine.usable_cpus() if cell["threads"] == "all" else cell["threads"]
+            cell = {**cell, "threads": threads}
+            found.setdefault(gates.cell_name(cell), cell)
+        return list(found.values())
+
+    @functools.cached_property
+    def workload(self) -> dict[str, Any]:
+        """``workload.json``: ``shape`` of the model's stores, and ``snapshots``."""
+        path = self.run_dir / "workload.json"
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def snapshots(self, context: int, sessions: int) -> list[str]:
+        """Folders of the filled contexts, one a session, as the stage ``workload`` left them."""
+        folders = self.workload["snapshots"].get(str(context), [])
+        if len(folders) < sessions:
+            raise StageError(
+                f"{self.run_dir / 'workload.json'} has {len(folders)} snapshots of context "
+                f"{context}; {sessions} are needed: run `snakemake --cores 1 --forcerun workload`"
+            )
+        return [str(self.run_dir.parent / folder) for folder in folders[:sessions]]
+
+    def runnable(self, attempt: Attempt, *, timed: bool) -> list[str]:
+        """Candidates to run; for each of the others a ``not_run`` row goes into the journal.
+
+        ``timed``: only what has passed the conformance suite is timed.
+        """
+        reasons = {name: self._why_not(name, timed) for name in self.protocol["candidates"]}
+        if not attempt.has("not-run"):
+            attempt.put(
+                "not-run",
+                [self.event("not_run", candidate=n, text=r) for n, r in reasons.items() if r],
+            )
+        names = [name for name, reason in reasons.items() if reason is None]
+        if not names:
+            said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise StageError(f"no candidate to run ({said})")
+        return names
+
+    def _why_not(self, name: str, timed: bool) -> str | None:
+        not_built = candidates.get(name).not_built
+        if not_built is not None:
+            return f"not built: {not_built}"
+        if not timed:
+            return None
+        path = self.run_dir / "conformance" / f"{name}.json"
+        if not path.is_file():
+            return "conformance was not run"
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if not result["passed"]:
+            failed = ", ".join(result["failed"]) or result.get("crash") or "it did not finish"
+            return f"conformance failed: {failed}"
+        return None
+
+    @contextmanager
+    def attempt(self) -> Iterator[Attempt]:
+        """The attempt to work on, with the machine held; its table is written when the body is
+        done.
+
+        If the body raises, or the process is killed, finished units stay and the next run goes on.
+        """
+        with exclusive(f"{self.name} of {self.run_dir.name}"):
+            journal = Journal(self.run_dir, self.name)
+            attempt = journal.attempt()
+            yield attempt
+            if not attempt.has("complete"):
+                attempt.put("complete", [self.event("attempt/complete", value=1.0)])
+            table = events.to_frame(journal.all_rows())
+            events.write(table, self.run_dir / "events" / f"{self.name}.parquet")
+            attempt.publish()
+
+
+@dataclass(frozen=True)
+class Block:
+    """One replicate of a cell: who runs in which order, in a process of its own."""
+
+    cell: Cell
+    number: int
+    order: list[str]
+
+    @property
+    def name(self) -> str:
+        """Such as ``4096x1x1-block03``; its trials add ``-trial0``, ``-trial1``, …"""
+        return f"{gates.cell_name(self.cell)}-block{self.number:02d}"
+
+
+def blocks(cell: Cell, count: int, names: list[str], seed: int) -> list[Block]:
+    """The blocks of a cell, with mirrored orders."""
+    return [
+        Block(cell, number, order)
+        for number, order in enumerate(mirrored_orders(names, count, seed))
+    ]
+
+
+def run_blocks(
+    stage: Stage,
+    attempt: Attempt,
+    module: str,
+    planned: list[Block],
+    spec_of: Callable[[Block], dict[str, Any]],
+    progress: Progress,
+    *,
+    gated: bool,
+) -> None:
+    """Run every block that the journal does not have yet.
+
+    ``gated``: a block that its probes call void is run again, as another trial, up to the
+    protocol's cap; results have no say in it.
+    """
+    limits = stage.protocol["gates"]
+    for block in planned:
+        columns = {key: block.cell[key] for key in ("context", "sessions", "threads")}
+        void: str | None = None
+        for trial in range(limits["max_trials"] if gated else 1):
+            unit = f"{block.name}-trial{trial}"
+            if not attempt.has(unit):
+                rows = run_arms(stage, attempt, module, block.order, spec_of(block), columns)
+                attempt.put(unit, stage.events(rows, block=block.number, trial=trial, **columns))
+            if gated:
+                void = gates.void_reason(events.to_frame(attempt.unit(unit)), limits)
+            if void is None:
+                break
+            progress.say(f"{unit} is void: {void}")
+        progress.done(block.name, "void, no trial left" if void else "")
+
+
+def run_arms(
+    stage: Stage,
+    attempt: Attempt,
+    module: str,
+    order: list[str],
+    spec: dict[str, Any],
+    columns: dict[str, int],
+) -> list[Row]:
+    """Rows of one measured process.
+
+    A candidate that takes the process down gets a ``failed`` row and is left out of the rest of the
+    attempt; the process is run again without it.
+    """
+    while True:
+        alive = [name for name in order if not attempt.has(f"died-{name}")]
+        try:
+            return child.run(module, {**spec, "candidates": alive}, columns["threads"])
+        except child.ChildDied as error:
+            if error.candidate not in alive:
+                raise StageError(str(error)) from None
+            text = child.failed_row(str(error))
+            print(f"{stage.name}: {error.candidate} is out: {text}", file=sys.stderr, flush=True)
+            row = stage.event("failed", candidate=error.candidate, text=text, **columns)
+            attempt.put(f"died-{error.candidate}", [row])
+
+
+class Progress:
+    """Says what is done and what is left: a bar on a terminal, plain lines in a log.
+
+    ``weights``: unit → its share of the work, for ``in_seconds`` the time that it is estimated to
+    take. The time that is left comes from how long the finished ones really took.
+    """
+
+    def __init__(self, title: str, weights: dict[str, float], in_seconds: bool = False) -> None:
+        self._title = title
+        self._in_seconds = in_seconds
+        self._weights = weights
+        self._total = sum(weights.values())
+        self._finished = 0.0
+        self._start = time.monotonic()
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress as Bar
+            from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+
+            self._bar = Bar(
+                *Bar.get_default_columns()[:3],
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(title, total=self._total or 1.0)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        if self._in_seconds and self._total:
+            self.say(f"estimated time {duration(self._total)}")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """One line above the bar, or in the log."""
+        line = f"{self._title}: {text}"
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def done(self, unit: str, remark: str = "") -> None:
+        """A unit is finished."""
+        self._finished += self._weights.get(unit, 0.0)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._finished)
+            if not remark:
+                return
+        share = self._finished / self._total if self._total else 1.0
+        spent = time.monotonic() - self._start
+        left = spent * (1 - share) / share if share > 0 else 0.0
+        self.say(
+            f"{unit} done{f' ({remark})' if remark else ''}, {share:.0%}, "
+            f"about {duration(left)} left"
+        )
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``1 h 05 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,55 @@
+"""Stage ``direct_write``: rows projected into the cache, against scratch and append.
+
+``python -m kvtrial.stages.direct_write --run-dir DIR --gguf FILE``
+
+Reads ``manifest.json``, ``protocol.json``, ``workload.json`` and ``conformance/`` of the run;
+writes ``events/direct_write.parquet``. Both ways of a candidate run in one process, the order
+alternating from block to block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtrial.stages.common import Block, Progress, Stage, blocks, run_blocks
+
+
+def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
+    """What `kvtrial.measure.direct` is told, but for the candidates."""
+    return {
+        "gguf": str(stage.gguf),
+        "snapshots": stage.snapshots(block.cell["context"], 1),
+        "threads": block.cell["threads"],
+        "page_tokens": stage.protocol["page_tokens"],
+        "warmup_steps": stage.protocol["m2"]["warmup_steps"],
+        "decode_steps": stage.protocol["decode_steps"],
+        "direct_first": block.number % 2 == 0,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of the stage."""
+    stage = Stage.from_command_line("direct_write", __doc__, argv)
+    rules = stage.protocol["direct_write"]
+    with stage.attempt() as attempt:
+        names = stage.runnable(attempt, timed=True)
+        cell = {"context": rules["context"], "sessions": 1, "threads": 1}
+        seed = stage.protocol["decision"]["bootstrap_seed"]
+        planned = blocks(cell, rules["blocks"], names, seed)
+        with Progress("direct_write", {b.name: 1.0 for b in planned}) as progress:
+            run_blocks(
+                stage,
+                attempt,
+                "kvtrial.measure.direct",
+                planned,
+                lambda block: block_spec(stage, block),
+                progress,
+                gated=False,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    from kvtrial.cli import exit_with
+
+    exit_with(main)

@@ -1,0 +1,203 @@
+"""Blocks of a stage: resumed, void and run again, and a candidate that takes its process down."""
+
+import json
+import textwrap
+
+import pytest
+
+from kvtrial import build, events, gates
+from kvtrial.journal import Journal
+from kvtrial.measure import child
+from kvtrial.stages import common
+from kvtrial.stages.common import Block, Progress, Stage, StageError, blocks, run_blocks
+
+CELL = {"context": 512, "sessions": 1, "threads": 1}
+LIMITS = {"bandwidth_drift": 0.15, "spin_drift": 0.1, "steal_fraction": 0.05, "max_trials": 3}
+
+
+@pytest.fixture
+def stage(tmp_path):
+    registered = {"gates": LIMITS, "candidates": ["K0", "K1", "K3"]}
+    return Stage("m2", tmp_path / "run", tmp_path / "m.gguf", {}, "default", registered)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A measured module that logs its order and kills itself when it comes to ``bad``."""
+    (tmp_path / "measured.py").write_text(
+        textwrap.dedent(
+            """
+            import os, signal, sys
+            from kvtrial.measure.child import main
+            def measure(spec, note):
+                with open(spec["log"], "a") as log:
+                    log.write(",".join(spec["candidates"]) + "\\n")
+                rows = []
+                for place, name in enumerate(spec["candidates"]):
+                    note(name)
+                    if name == spec.get("bad"):
+                        os.kill(os.getpid(), signal.SIGSEGV)
+                    if name == spec.get("wrong"):
+                        raise SystemExit("half way")
+                    rows.append({"candidate": name, "place": place, "metric": "m2/step_ms",
+                                 "value": float(os.environ["OMP_NUM_THREADS"])})
+                for index in (0, 1):
+                    rows.append({"metric": "probe/spin_ms", "index": index, "value": 5.0})
+                    rows.append({"metric": "probe/read_gb_per_s", "index": index,
+                                 "value": 10.0 + index * spec.get("drift", 0.0)})
+                return rows
+            if __name__ == "__main__":
+                main(measure, sys.argv)
+            """
+        )
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "measured"
+
+
+def started(log):
+    return log.read_text().split() if log.exists() else []
+
+
+def run(stage, module, log, planned, **spec):
+    attempt = Journal(stage.run_dir, "m2").attempt()
+    with Progress("m2", {b.name: 1.0 for b in planned}) as progress:
+        run_blocks(
+            stage,
+            attempt,
+            module,
+            planned,
+            lambda block: {"log": str(log), **spec},
+            progress,
+            gated=True,
+        )
+    return attempt
+
+
+def test_blocks_run_in_mirrored_orders_once(stage, module, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what a pipeline may export for the stage
+    planned = blocks(CELL, 2, ["K0", "K1", "K3"], seed=1)
+    log = tmp_path / "log"
+    run(stage, module, log, planned)
+    orders = [line.split(",") for line in started(log)]
+    assert orders[1] == orders[0][::-1]
+    run(stage, module, log, planned)
+    assert len(started(log)) == 2, "finished blocks ran again"
+
+    rows = Journal(stage.run_dir, "m2").all_rows()
+    frame = events.to_frame(rows)
+    steps = frame[frame["metric"] == "m2/step_ms"]
+    assert set(steps["value"]) == {1.0}, "thread settings of the pipeline reached an arm"
+    assert set(zip(steps["block"], steps["trial"])) == {(0, 0), (1, 0)}
+    assert set(frame["context"]) == {512}
+    assert set(frame["build_id"]) == {build.facts()["build_id"]}
+    assert len(set(frame["protocol_sha256"])) == 1
+    first = steps[steps["block"] == 0].sort_values("place")
+    assert list(first["candidate"]) == orders[0]
+
+
+def test_a_killed_stage_runs_only_what_is_missing(stage, module, tmp_path):
+    planned = blocks(CELL, 4, ["K0", "K1"], seed=1)
+    log = tmp_path / "log"
+    run(stage, module, log, planned[:3])
+    run(stage, module, log, planned)
+    assert started(log) == [",".join(b.order) for b in planned]
+
+
+def test_a_void_block_is_run_again_up_to_the_cap_and_every_trial_is_kept(stage, module, tmp_path):
+    planned = blocks(CELL, 1, ["K0", "K1"], seed=1)
+    log = tmp_path / "log"
+    attempt = run(stage, module, log, planned, drift=2.0)  # 10 to 12 GB/s: 20%
+    assert len(started(log)) == LIMITS["max_trials"]
+    frame = events.to_frame(attempt.rows())
+    assert sorted(set(frame["trial"])) == [0, 1, 2]
+    judged = gates.judge(frame, {"gates": LIMITS})
+    assert judged.broken.keys() == {"512x1x1"}
+
+
+def test_drift_inside_the_limit_is_no_reason(stage, module, tmp_path):
+    log = tmp_path / "log"
+    run(stage, module, log, blocks(CELL, 1, ["K0", "K1"], seed=1), drift=1.4)
+    assert len(started(log)) == 1
+
+
+def test_a_candidate_that_crashes_costs_its_own_column(stage, module, tmp_path, capsys):
+    planned = blocks(CELL, 3, ["K0", "K1", "K3"], seed=1)
+    log = tmp_path / "log"
+    attempt = run(stage, module, log, planned, bad="K1")
+    frame = events.to_frame(attempt.rows())
+    (text,) = frame.loc[frame["metric"] == "failed", "text"]
+    assert "SIGSEGV while it ran K1" in text
+    assert "K1 is out" in capsys.readouterr().err
+    steps = frame[frame["metric"] == "m2/step_ms"]
+    assert {(b, c) for b, c in zip(steps["block"], steps["candidate"])} == {
+        (b, c) for b in range(3) for c in ("K0", "K3")
+    }
+    assert sum("K1" in line for line in started(log)) == 1
+
+
+def test_a_process_that_ends_badly_says_how(stage, module, tmp_path):
+    with pytest.raises(child.ChildDied, match=r"code 1 while it ran K3: half way") as caught:
+        child.run(module, {"log": str(tmp_path / "log"), "candidates": ["K3"], "wrong": "K3"}, 1)
+    assert caught.value.candidate == "K3"
+    with pytest.raises(StageError, match="No module named"):
+        run(stage, "kvtrial.measure.nothing", tmp_path, [Block(CELL, 0, ["K0"])])
+
+
+def test_an_attempt_is_published_with_its_table_and_forcing_opens_the_next(stage, monkeypatch):
+    monkeypatch.setattr(common, "exclusive", lambda what: _nothing())
+    for number in (1, 2):
+        with stage.attempt() as attempt:
+            assert attempt.number == number
+            attempt.put("u", [stage.event("m2/step_ms", value=float(number))])
+    frame = events.read_run(stage.run_dir)
+    assert list(frame.loc[frame["metric"] == "m2/step_ms", "value"]) == [1.0, 2.0]
+    assert list(frame.loc[frame["metric"] == "attempt/complete", "attempt"]) == [1, 2]
+
+
+def test_a_stage_that_fails_keeps_its_units_and_writes_no_table(stage, monkeypatch):
+    monkeypatch.setattr(common, "exclusive", lambda what: _nothing())
+    with pytest.raises(RuntimeError, match="power"), stage.attempt() as attempt:
+        attempt.put("u", [])
+        raise RuntimeError("power cut")
+    assert not (stage.run_dir / "events" / "m2.parquet").exists()
+    with stage.attempt() as attempt:
+        assert attempt.number == 1 and attempt.has("u")
+
+
+def _nothing():
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+def test_who_did_not_pass_conformance_is_not_timed(stage, monkeypatch):
+    class Known:
+        not_built = None
+
+    monkeypatch.setattr(common.candidates, "get", lambda name: Known)
+    folder = stage.run_dir / "conformance"
+    folder.mkdir(parents=True)
+    (folder / "K0.json").write_text(json.dumps({"passed": True, "failed": [], "crash": ""}))
+    (folder / "K1.json").write_text(json.dumps({"passed": False, "failed": ["KvX"], "crash": ""}))
+    attempt = Journal(stage.run_dir, "m2").attempt()
+    assert stage.runnable(attempt, timed=True) == ["K0"]
+    reasons = {r["candidate"]: r["text"] for r in attempt.rows()}
+    assert reasons == {"K1": "conformance failed: KvX", "K3": "conformance was not run"}
+    assert stage.runnable(attempt, timed=False) == ["K0", "K1", "K3"]
+
+
+def test_the_child_gets_the_same_surroundings_whatever_the_parent_has(monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "/somewhere/libother.so")
+    monkeypatch.setenv("MKL_NUM_THREADS", "16")
+    found = child.environment(2)
+    assert "LD_PRELOAD" not in found
+    assert found["MKL_NUM_THREADS"] == found["OPENBLAS_NUM_THREADS"] == "2"
+    assert found["PYTHONHASHSEED"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.2, "3 s"), (89, "89 s"), (100, "2 min"), (3900, "1 h 05 min")]
+)
+def test_durations_read_like_a_clock(seconds, text):
+    assert common.duration(seconds) == text
