@@ -13,20 +13,21 @@ from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec
 def _not_built() -> str | None:
     """Why the Rust library can't be loaded, or None."""
     try:
-        from kvtrial.hot import _rust  # noqa: F401
+        import kvtrial.hot._rust  # noqa: F401
     except ImportError as error:
         return build.facts().get("rust_missing") or str(error)
     return None
 
 
 def _open_k3(spec: StoreSpec) -> KVStore:
-    from kvtrial.hot import _rust
+    import kvtrial.hot._rust as _rust
 
     return _rust.Store(spec)
 
 
 def _open_k4(spec: StoreSpec) -> KVStore:
-    from kvtrial.hot import _paged, _rust
+    import kvtrial.hot._paged as _paged
+    import kvtrial.hot._rust as _rust
 
     return _paged.PagedStore(spec, format="fp32", kernel=_rust.kernel_capsule())
 
