@@ -22,6 +22,7 @@ from kvtrial.contract import (
     KVSession,
     KVStore,
     Profile,
+    StaleOwner,
     StoreSpec,
 )
 
@@ -112,7 +113,8 @@ class Trial:
         try:
             yield store
         finally:
-            store.close()
+            with contextlib.suppress(StaleOwner):  # a check may have closed it
+                store.close()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,0 +1,40 @@
+"""The suite on every registered candidate, the real component with nothing stubbed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtrial import candidates
+from kvtrial.conformance import TESTS, ConformanceTest, Outcome, Status, Trial, run_test
+from kvtrial.contract import PAGE_TOKENS, Candidate
+
+CANDIDATES = list(candidates.candidates().values())
+
+
+@pytest.fixture(params=CANDIDATES, ids=lambda candidate: candidate.name)
+def candidate(request: pytest.FixtureRequest) -> Candidate:
+    """Each registered candidate that was built here."""
+    found: Candidate = request.param
+    if found.not_built is not None:
+        pytest.skip(f"{found.name} is not built: {found.not_built}")
+    return found
+
+
+@pytest.mark.parametrize("page_tokens", PAGE_TOKENS)
+@pytest.mark.parametrize("test", TESTS, ids=lambda test: test.name)
+def test_conforms(candidate: Candidate, test: ConformanceTest, page_tokens: int) -> None:
+    missing = sorted(c.value for c in test.requires - candidate.capabilities)
+    outcome = run_test(test, Trial(candidate, page_tokens))
+    if missing:
+        # A gap of the capability table is recorded as one, never a pass.
+        assert outcome == Outcome(test.name, page_tokens, Status.GAP, ", ".join(missing))
+    else:
+        assert outcome == Outcome(test.name, page_tokens, Status.PASSED), outcome.detail
+
+
+def test_the_capability_table() -> None:
+    """K0 lacks branch, holes and pool; every arm that can win lacks nothing that is required."""
+    table = {c.name: c.missing_capabilities for c in CANDIDATES}
+    assert {"branch", "holes", "pool"} <= set(table.pop("K0"))
+    assert set(table.pop("A1")) <= {"branch", "holes", "pool", "spill"}
+    assert table == dict.fromkeys(["A2", "K1", "K2", "K3", "K4", "K5"], ())
