@@ -41,7 +41,7 @@ report: setup  ## the verdict with its figures as one HTML page
 	@$(SNAKEMAKE) report $(ARGS)
 
 adopt: setup  ## let `open_store()` and `kvtrial generate` obey the verdict
-	@$(SNAKEMAKE) --forcerun adopt adopt $(ARGS)
+	@$(SNAKEMAKE) adopt --forcerun adopt $(ARGS)
 
 ui: setup  ## browse the measurements in MLflow
 	@$(PY) -m mlflow ui --backend-store-uri "sqlite:///$$(pwd)/results/mlflow.db"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -119,4 +118,4 @@ def test_the_store_can_be_made_again_from_results_alone(run_dir: Path) -> None:
     tracking.rebuild(run_dir.parent)
     assert len(_runs(run_dir, level="stage", stage="m2")) == 1
     assert len(_runs(run_dir, level="arm", stage="m2")) == len(ARMS) * 3
-    assert os.path.getsize(run_dir.parent / "mlflow.db") > 0
+    assert (run_dir.parent / "mlflow.db").stat().st_size > 0

@@ -17,4 +17,4 @@ rule adopt:
         "adopt: {RUN.run_id}"
     shell:
         "python -m kvtrial.stages.adopt --run-dir {params.run_dir:q}"
-        " --selection {params.selection:q} --docs docs --note {output.note:q} 2> {log:q}"
+        " --selection {params.selection:q} --docs docs --note {output.note:q} 2>&1 | tee {log:q}"

@@ -13,4 +13,4 @@ rule build:
     message:
         "build: kernels {RUN.build_id}"
     shell:
-        "python -m kvtrial.stages.build --out {output.facts:q} 2> {log:q}"
+        "python -m kvtrial.stages.build --out {output.facts:q} 2>&1 | tee {log:q}"

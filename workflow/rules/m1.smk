@@ -18,10 +18,8 @@ rule m1:
         machine=1,
     params:
         run_dir=RUN.dir,
-        profile=RUN.profile,
     message:
         "m1: one attention region"
     shell:
         "python -m kvtrial.stages.m1 --run-dir {params.run_dir:q} --gguf {input.gguf:q}"
-        " --profile {params.profile:q}"
         " 2>&1 | tee {log:q}"

@@ -19,10 +19,8 @@ rule m2:
         machine=1,
     params:
         run_dir=RUN.dir,
-        profile=RUN.profile,
     message:
         "m2: whole decodes in blocks"
     shell:
         "python -m kvtrial.stages.m2 --run-dir {params.run_dir:q} --gguf {input.gguf:q}"
-        " --profile {params.profile:q}"
         " 2>&1 | tee {log:q}"

@@ -22,4 +22,4 @@ rule manifest:
     shell:
         "python -m kvtrial.stages.manifest --run-dir {params.run_dir:q} --protocol {input.protocol:q}"
         " --model {params.model:q} --gguf {input.gguf:q}"
-        " --profile {params.profile:q} 2> {log:q}"
+        " --profile {params.profile:q} 2>&1 | tee {log:q}"

@@ -14,4 +14,4 @@ rule model:
     message:
         "model: {params.name}"
     shell:
-        "python -m kvtrial.stages.model {params.name:q} --out {output.gguf:q} 2> {log:q}"
+        "python -m kvtrial.stages.model {params.name:q} --out {output.gguf:q} 2>&1 | tee {log:q}"

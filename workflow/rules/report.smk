@@ -17,4 +17,4 @@ rule report:
     message:
         "report: {output.page}"
     shell:
-        "python -m kvtrial.stages.report --run-dir {params.run_dir:q} 2> {log:q}"
+        "python -m kvtrial.stages.report --run-dir {params.run_dir:q} 2>&1 | tee {log:q}"

@@ -18,4 +18,4 @@ rule verdict:
     message:
         "verdict: the rule over all events"
     shell:
-        "python -m kvtrial.stages.verdict --run-dir {params.run_dir:q} 2> {log:q}"
+        "python -m kvtrial.stages.verdict --run-dir {params.run_dir:q} 2>&1 | tee {log:q}"

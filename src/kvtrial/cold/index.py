@@ -72,14 +72,14 @@ def _options(blobs: bool = False) -> rocksdict.Options:
     return options
 
 
-def translate(error: Exception, path: Path) -> Exception:
+def _translate(error: Exception, path: Path, advice: str) -> Exception:
     """RocksDB's bare exception as one of ours, by its status text."""
     text = str(error)
     if "lock hold" in text or "While lock file" in text:
         return StoreLocked(f"{path} is open elsewhere ({text}); close it or use another folder")
     if "No space" in text:
         return DiskFull(f"{path}: {text}; free space and reopen")
-    return CorruptIndex(f"{path}: {text}; delete this folder of a Z2 store to rebuild it")
+    return CorruptIndex(f"{path}: {text}; {advice}")
 
 
 class Batch:
@@ -110,27 +110,35 @@ class Index:
 
     def __init__(self, path: Path, blobs: bool) -> None:
         self.path = path
+        self._advice = (
+            "run verify(), delete() what it names, and spill that again"
+            if blobs
+            else "delete this folder and reopen the store, which rebuilds it from the segments"
+        )
         families = {name: _options(blobs and name == "pages") for name in FAMILIES}
         try:
             self._db = rocksdict.Rdict(str(path), _options(), column_families=families)
         except Exception as error:
-            raise translate(error, path) from error
+            raise self._ours(error) from error
         self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
         self.handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+
+    def _ours(self, error: Exception) -> Exception:
+        return _translate(error, self.path, self._advice)
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """The value, or None."""
         try:
             return self._families[family].get(key)
         except Exception as error:
-            raise translate(error, self.path) from error
+            raise self._ours(error) from error
 
     def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values in order, None for each that is missing."""
         try:
             return list(self._families[family].get(list(keys)) or []) if keys else []
         except Exception as error:
-            raise translate(error, self.path) from error
+            raise self._ours(error) from error
 
     def items(self, family: str) -> Iterator[tuple[bytes, bytes]]:
         """All pairs, by key."""
@@ -143,7 +151,7 @@ class Index:
         try:
             self._db.write(batch.writes, options)
         except Exception as error:
-            raise translate(error, self.path) from error
+            raise self._ours(error) from error
 
     def clear(self) -> None:
         """Remove every entry."""
@@ -158,7 +166,7 @@ class Index:
         try:
             self._db.flush_wal(True)
         except Exception as error:
-            raise translate(error, self.path) from error
+            raise self._ours(error) from error
 
     def compact(self) -> None:
         """Rewrite everything without what was deleted."""

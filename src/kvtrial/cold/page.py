@@ -72,8 +72,8 @@ class PageMeta:
         bits = _HEAD.size + 8 * rows
         if len(data) != bits + (layers * rows + 7) // 8:
             raise CorruptIndex(
-                f"page meta of {len(data)} bytes for {layers} layers and {rows} rows; delete the "
-                "index folder of a Z2 store to rebuild it"
+                f"page meta of {len(data)} bytes for {layers} layers and {rows} rows; run "
+                "verify() to list all damage"
             )
         tokens = np.frombuffer(data, "<i8", rows, _HEAD.size).astype(np.int64)
         packed = np.frombuffer(data, np.uint8, offset=bits)

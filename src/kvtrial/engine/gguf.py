@@ -1,0 +1,448 @@
+"""GGUF files: metadata and memory-mapped tensors, and a small writer.
+
+Layout (little endian, versions 2 and 3): magic ``GGUF``, version u32, tensor count u64, metadata
+count u64; metadata as key, type, value; tensor records as name, number of dimensions, dimensions
+(fastest first), type, offset; then, from the next multiple of ``general.alignment``, the data.
+Source: the GGUF specification in the ggml repository (docs/gguf.md).
+
+A file is not trusted. Every length is compared with what is left of the file before anything is
+allocated for it, and every loop step consumes bytes of the file, so time and memory are bounded by
+the file's size. Decided where the specification leaves room:
+
+- ``general.alignment`` is a power of two from 8 to 65536, of any integer type; 32 when absent.
+- Arrays of arrays, tensors of no or more than four dimensions and empty dimensions are refused.
+- Bytes after the last tensor (padding or not) are ignored.
+- NaN and infinite weights are refused when the file is read, not where they surface in a logit.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import mmap
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtrial.engine.errors import (
+    GgufInvalid,
+    GgufTruncated,
+    MissingTensor,
+    NonFiniteWeight,
+    UnsupportedArchitecture,
+    UnsupportedTensorType,
+)
+
+U8 = npt.NDArray[np.uint8]
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ARCHITECTURES = ("llama", "qwen2")
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+QK = 32  # weights per quantised block
+
+
+class TensorKind(enum.Enum):
+    """Tensor formats by their GGUF number."""
+
+    F32 = 0
+    F16 = 1
+    Q4_1 = 3  # per block: scale f16, minimum f16, 16 bytes of nibbles (low: 0..15, high: 16..31)
+    Q8_0 = 8  # per block: scale f16, 32 x int8
+
+    @property
+    def block_size(self) -> int:
+        """Weights per block."""
+        return QK if self in (TensorKind.Q4_1, TensorKind.Q8_0) else 1
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes per block."""
+        return {"F32": 4, "F16": 2, "Q4_1": 20, "Q8_0": 34}[self.name]
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One tensor.
+
+    Attributes
+    ----------
+    name : str
+    kind : TensorKind
+    shape : tuple of int
+        NumPy order: rows first, the contiguous dimension last.
+    data : uint8 (nbytes,)
+        Read-only, the blocks as they lie in the file; a view of the file's one memory map.
+    """
+
+    name: str
+    kind: TensorKind
+    shape: tuple[int, ...]
+    data: U8 = field(repr=False)
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """What `read_gguf` returns.
+
+    In ``metadata`` arrays of numbers are NumPy arrays, arrays of strings lists.
+    """
+
+    path: Path
+    version: int
+    alignment: int
+    metadata: dict[str, Any] = field(repr=False)
+    tensors: dict[str, GgufTensor] = field(repr=False)
+    size: int
+
+    @property
+    def architecture(self) -> str:
+        """``general.architecture``, one of ``ARCHITECTURES``; else `UnsupportedArchitecture`."""
+        name = self.metadata.get("general.architecture")
+        if name not in ARCHITECTURES:
+            raise UnsupportedArchitecture(
+                f"{self.path}: general.architecture is {name!r}; "
+                f"allowed: {', '.join(ARCHITECTURES)}"
+            )
+        return str(name)
+
+    def tensor(self, name: str) -> GgufTensor:
+        """The tensor of that name; else `MissingTensor`."""
+        if name not in self.tensors:
+            raise MissingTensor(
+                f"{self.path}: no tensor {name!r} among its {len(self.tensors)}; the file is whole "
+                "but was made without it: convert the model again"
+            )
+        return self.tensors[name]
+
+    def check_unchanged_size(self) -> None:
+        """Raise `GgufTruncated` if the file was cut since: touching its map would be SIGBUS."""
+        if (now := self.path.stat().st_size) < self.size:
+            raise GgufTruncated(
+                f"{self.path}: {now} bytes, was {self.size} when it was opened; fetch it again"
+            )
+
+
+class _Scalar(NamedTuple):
+    name: str
+    format: str
+
+
+_SCALARS = {
+    0: _Scalar("uint8", "<u1"),
+    1: _Scalar("int8", "<i1"),
+    2: _Scalar("uint16", "<u2"),
+    3: _Scalar("int16", "<i2"),
+    4: _Scalar("uint32", "<u4"),
+    5: _Scalar("int32", "<i4"),
+    6: _Scalar("float32", "<f4"),
+    7: _Scalar("bool", "|b1"),
+    10: _Scalar("uint64", "<u8"),
+    11: _Scalar("int64", "<i8"),
+    12: _Scalar("float64", "<f8"),
+}
+_STRING, _ARRAY = 8, 9
+
+
+class _Cursor:
+    """A bounded read position; ``what`` names the key or tensor that a failure belongs to."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.at = 0
+        self.what = "the header"
+
+    def need(self, count: int) -> int:
+        """Move past ``count`` bytes and return where they begin."""
+        start = self.at
+        if count > len(self.data) - start:
+            raise GgufTruncated(
+                f"{self.path}: {self.what} needs {count} bytes at {start}; the file has "
+                f"{len(self.data)} in all; it is cut or corrupt: fetch it again"
+            )
+        self.at = start + count
+        return start
+
+    def invalid(self, problem: str) -> GgufInvalid:
+        return GgufInvalid(f"{self.path}: {self.what} {problem}")
+
+    def u32(self) -> int:
+        return int(struct.unpack_from("<I", self.data, self.need(4))[0])
+
+    def u64(self) -> int:
+        return int(struct.unpack_from("<Q", self.data, self.need(8))[0])
+
+    def string(self) -> str:
+        length = self.u64()
+        start = self.need(length)
+        try:
+            return self.data[start : start + length].decode()
+        except UnicodeDecodeError as error:
+            raise self.invalid(f"is not UTF-8 ({error.reason} at byte {start})") from None
+
+    def scalars(self, kind: int, count: int) -> npt.NDArray[Any]:
+        """A copy of ``count`` numbers, native dtype."""
+        dtype = np.dtype(_SCALARS[kind].format)
+        start = self.need(dtype.itemsize * count)
+        raw = self.data[start : self.at]
+        if dtype == np.bool_ and raw.strip(b"\0\1"):
+            raise self.invalid("is a bool that is neither 0 nor 1")
+        return np.frombuffer(raw, dtype).astype(dtype.newbyteorder("="))
+
+    def value(self) -> Any:
+        kind = self.u32()
+        if kind == _STRING:
+            return self.string()
+        if kind in _SCALARS:
+            return self.scalars(kind, 1)[0].item()
+        if kind != _ARRAY:
+            raise self.invalid(f"has value type {kind}; allowed: 0 to 12")
+        item, count = self.u32(), self.u64()
+        if item in _SCALARS:
+            return self.scalars(item, count)
+        if item != _STRING:
+            raise self.invalid(f"is an array of type {item}; allowed: numbers, bools, strings")
+        # No allocation ahead of the loop: each string takes at least its own eight bytes.
+        strings = []
+        for _ in range(count):
+            strings.append(self.string())
+        return strings
+
+
+def read_gguf(path: str | Path) -> GgufFile:
+    """Read a GGUF file's metadata and map its tensors.
+
+    Parameters
+    ----------
+    path : path
+        The file stays mapped, read-only, for as long as a tensor's data is referenced.
+
+    Raises
+    ------
+    GgufTruncated
+        The file ends inside the header, a key or a tensor; the first that does not fit is named.
+    GgufInvalid
+        Foreign magic, version or byte order; contradictory records.
+    UnsupportedTensorType
+        A tensor that is none of F32, F16, Q8_0, Q4_1.
+    NonFiniteWeight
+        NaN or infinity among the weights or block scales.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            raise GgufTruncated(f"{path}: the file is empty; fetch it again")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    cursor = _Cursor(path, mapped)
+    version, n_tensors, n_keys = _read_header(cursor)
+    metadata: dict[str, Any] = {}
+    for i in range(n_keys):
+        cursor.what = f"metadata key {i} of {n_keys}"
+        key = cursor.string()
+        cursor.what = f"metadata key {key!r}"
+        if key in metadata:
+            raise cursor.invalid("is there twice")
+        metadata[key] = cursor.value()
+    alignment = _alignment(path, metadata)
+    records: dict[str, _Record] = {}
+    for i in range(n_tensors):
+        cursor.what = f"tensor record {i} of {n_tensors}"
+        record = _read_record(cursor, alignment)
+        if record.name in records:
+            raise cursor.invalid("is there twice")
+        records[record.name] = record
+    start = -(-cursor.at // alignment) * alignment
+    tensors = _map_tensors(path, mapped, start, records)
+    for tensor in tensors.values():
+        check_finite(tensor, path)
+    return GgufFile(path, version, alignment, metadata, tensors, len(mapped))
+
+
+def check_finite(tensor: GgufTensor, path: Path | str = "") -> None:
+    """Raise `NonFiniteWeight`, naming tensor and block, for a NaN or infinite weight or scale."""
+    # Exponent bits tell: integer tests neither convert FP16 nor raise floating-point flags.
+    word, exponent = ("<u4", 0x7F800000) if tensor.kind is TensorKind.F32 else ("<u2", 0x7C00)
+    stride = tensor.kind.block_bytes
+    count = tensor.data.size // stride
+    for at in (0, 2) if tensor.kind is TensorKind.Q4_1 else (0,):
+        view: npt.NDArray[Any] = np.ndarray(
+            (count,), word, buffer=tensor.data.data, offset=at, strides=(stride,)
+        )
+        bad = np.flatnonzero((view & exponent) == exponent)
+        if bad.size:
+            raise NonFiniteWeight(
+                f"{path}: tensor {tensor.name!r} ({tensor.kind.name}) block {bad[0]} is NaN or "
+                f"infinite ({bad.size} blocks in all); the file is corrupt: fetch it again"
+            )
+
+
+class _Record(NamedTuple):
+    name: str
+    kind: TensorKind
+    shape: tuple[int, ...]
+    nbytes: int
+    offset: int
+
+
+def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
+    magic = cursor.data[:4]
+    if magic != MAGIC[: len(magic)]:
+        raise cursor.invalid(f"begins with {magic!r}, not {MAGIC!r}: this is not a GGUF file")
+    cursor.need(4)
+    version = cursor.u32()
+    if version not in VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        hint = " (a big-endian file)" if swapped in VERSIONS else ""
+        raise cursor.invalid(f"has version {version}{hint}; allowed: {VERSIONS}, little endian")
+    return version, cursor.u64(), cursor.u64()
+
+
+def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not 8 <= value <= 65536
+        or value & (value - 1)
+    ):
+        raise GgufInvalid(
+            f"{path}: general.alignment is {value!r}; allowed: a power of two from 8 to 65536"
+        )
+    return value
+
+
+def _read_record(cursor: _Cursor, alignment: int) -> _Record:
+    name = cursor.string()
+    cursor.what = f"tensor {name!r}"
+    dimensions = cursor.u32()
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise cursor.invalid(f"has {dimensions} dimensions; allowed: 1 to {MAX_DIMENSIONS}")
+    shape = tuple(reversed([cursor.u64() for _ in range(dimensions)]))
+    number = cursor.u32()
+    offset = cursor.u64()
+    try:
+        kind = TensorKind(number)
+    except ValueError:
+        raise UnsupportedTensorType(
+            f"{cursor.path}: tensor {name!r} has type {number}; allowed: "
+            + ", ".join(f"{k.name} ({k.value})" for k in TensorKind)
+        ) from None
+    weights = math.prod(shape)
+    if weights == 0 or weights >= 2**63:
+        raise cursor.invalid(f"has shape {shape}; allowed: no empty dimension, under 2^63 weights")
+    if shape[-1] % kind.block_size:
+        raise cursor.invalid(
+            f"is {kind.name} with rows of {shape[-1]}; allowed: multiples of {kind.block_size}"
+        )
+    if offset % alignment:
+        raise cursor.invalid(f"lies at offset {offset}; allowed: multiples of {alignment}")
+    return _Record(name, kind, shape, weights // kind.block_size * kind.block_bytes, offset)
+
+
+def _map_tensors(
+    path: Path, mapped: mmap.mmap, start: int, records: dict[str, _Record]
+) -> dict[str, GgufTensor]:
+    end, before = 0, ""
+    for record in sorted(records.values(), key=lambda r: r.offset):
+        if record.offset < end:
+            raise GgufInvalid(
+                f"{path}: tensor {record.name!r} at offset {record.offset} overlaps {before!r}, "
+                f"which ends at {end}"
+            )
+        end, before = record.offset + record.nbytes, record.name
+        if start + end > len(mapped):
+            raise GgufTruncated(
+                f"{path}: tensor {record.name!r} ({record.nbytes} bytes at "
+                f"{start + record.offset}) ends after the file, which has {len(mapped)} bytes; "
+                "fetch it again"
+            )
+    whole = np.frombuffer(mapped, np.uint8)
+    return {
+        r.name: GgufTensor(
+            r.name, r.kind, r.shape, whole[start + r.offset : start + r.offset + r.nbytes]
+        )
+        for r in records.values()
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Writing
+
+
+class TensorToWrite(NamedTuple):
+    """A tensor for `write_gguf`; ``chunks`` yield its bytes (any buffers) as they are written."""
+
+    name: str
+    kind: TensorKind
+    shape: tuple[int, ...]
+    chunks: Iterable[Any]
+
+
+def write_gguf(
+    path: str | Path, metadata: Mapping[str, Any], tensors: Iterable[TensorToWrite]
+) -> None:
+    """Write a GGUF file (version 3), beside and renamed.
+
+    Parameters
+    ----------
+    metadata : mapping
+        str, bool, int (as uint32, else int64), float (as float32), NumPy scalars and arrays by
+        their dtype, lists of str. ``general.alignment`` is obeyed.
+    tensors : iterable of TensorToWrite
+    """
+    path = Path(path)
+    tensors = list(tensors)
+    alignment = _alignment(path, metadata)
+    head = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
+    for key, value in metadata.items():
+        head += _packed_string(key) + _packed_value(value)
+    offset = 0
+    for name, kind, shape, _ in tensors:
+        head += _packed_string(name) + struct.pack("<I", len(shape))
+        head += struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        head += struct.pack("<IQ", kind.value, offset)
+        nbytes = math.prod(shape) // kind.block_size * kind.block_bytes
+        offset += nbytes + -nbytes % alignment
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        file.write(head)
+        for tensor in tensors:
+            _pad(file, alignment)
+            for chunk in tensor.chunks:
+                file.write(chunk)
+        _pad(file, alignment)
+    beside.replace(path)
+
+
+def _pad(file: BinaryIO, alignment: int) -> None:
+    file.write(bytes(-file.tell() % alignment))
+
+
+def _packed_string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _packed_value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _packed_string(value)
+    if isinstance(value, list):
+        body = b"".join(_packed_string(item) for item in value)
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + body
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = np.uint32(value) if 0 <= value < 2**32 else np.int64(value)
+    elif isinstance(value, float):
+        value = np.float32(value)
+    array = np.asarray(value)
+    kind = next(number for number, s in _SCALARS.items() if s.name == array.dtype.name)
+    body = array.astype(_SCALARS[kind].format).tobytes()
+    if array.ndim:
+        return struct.pack("<IIQ", _ARRAY, kind, array.size) + body
+    return struct.pack("<I", kind) + body

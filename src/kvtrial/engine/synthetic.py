@@ -1,0 +1,146 @@
+"""Models of a registered shape with seeded random weights, for machines without the real ones.
+
+The weights come from integers of PCG64's raw stream, which NumPy keeps stable, and two scales per
+tensor, so a file is the same bytes on every machine. The tokenizer in it is a working byte-level one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtrial.engine.gguf import QK, TensorKind, TensorToWrite, write_gguf
+from kvtrial.engine.tokenizer import CONTROL, byte_tokens
+
+U8 = npt.NDArray[np.uint8]
+
+#: Metadata key that marks a file made here.
+SYNTHETIC_KEY = "kvtrial.synthetic"
+
+_PRE_TOKENIZER = {"llama": "smollm", "qwen2": "qwen2"}
+_MERGES = ("Ġ t", "h e", "i n", "r e", "o n", "e r", "Ġ a", "Ġt he", "a n", "e n", "Ġ s", "o r")
+_NORMAL, _UNUSED = 1, 5
+_CHUNK_BLOCKS = 1 << 17
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape of a synthetic model; sizes as in the architecture's own configuration.
+
+    ``kind`` is the format of the matrices, ``Q8_0`` or ``Q4_1``; ``vocab`` at least 269.
+    """
+
+    architecture: str
+    kind: str
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context: int
+    rope_base: float
+    seed: int
+
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+        return self.q_heads * self.head_dim
+
+
+def write_synthetic(path: str | Path, name: str, shape: Shape) -> None:
+    """Write a GGUF of ``shape``, tied output; `qwen2` has QKV biases."""
+    write_gguf(path, _metadata(name, shape), list(_tensors(shape)))
+
+
+def _metadata(name: str, shape: Shape) -> dict[str, Any]:
+    arch = shape.architecture
+    joined = [merge.replace(" ", "") for merge in _MERGES]
+    tokens = [*byte_tokens(), *joined]
+    filler = shape.vocab - len(tokens) - 1
+    types = [_NORMAL] * len(tokens) + [_UNUSED] * filler + [CONTROL]
+    tokens += [f"[unused{i}]" for i in range(filler)] + ["<|endoftext|>"]
+    return {
+        "general.architecture": arch,
+        "general.name": name,
+        SYNTHETIC_KEY: True,
+        f"{arch}.block_count": shape.layers,
+        f"{arch}.context_length": shape.context,
+        f"{arch}.embedding_length": shape.hidden,
+        f"{arch}.feed_forward_length": shape.ffn,
+        f"{arch}.attention.head_count": shape.q_heads,
+        f"{arch}.attention.head_count_kv": shape.kv_heads,
+        f"{arch}.rope.freq_base": float(shape.rope_base),
+        f"{arch}.rope.dimension_count": shape.head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-6,
+        f"{arch}.vocab_size": shape.vocab,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": _PRE_TOKENIZER[arch],
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.merges": list(_MERGES),
+        "tokenizer.ggml.eos_token_id": shape.vocab - 1,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def _tensors(shape: Shape) -> Iterator[TensorToWrite]:
+    hidden, ffn = shape.hidden, shape.ffn
+    kv = shape.kv_heads * shape.head_dim
+    # A stream of its own per tensor: matrices are drawn as they are written, biases at once.
+    streams = (np.random.PCG64([shape.seed, i]) for i in itertools.count())
+    kind = TensorKind[shape.kind]
+
+    def matrix(name: str, rows: int, cols: int) -> TensorToWrite:
+        chunks = _random_blocks(next(streams), kind, rows * cols // QK, cols)
+        return TensorToWrite(f"{name}.weight", kind, (rows, cols), chunks)
+
+    def vector(name: str, values: npt.NDArray[Any]) -> TensorToWrite:
+        return TensorToWrite(name, TensorKind.F32, values.shape, [values.astype("<f4").tobytes()])
+
+    def bias(name: str, size: int) -> TensorToWrite:
+        integers = next(streams).random_raw(size).astype("<u8").view(np.int8)[:size]
+        return vector(f"{name}.bias", integers.astype(np.float32) / np.float32(256))
+
+    ones = np.ones(hidden, np.float32)
+    yield matrix("token_embd", shape.vocab, hidden)
+    yield vector("output_norm.weight", ones)
+    for layer in range(shape.layers):
+        block = f"blk.{layer}"
+        yield vector(f"{block}.attn_norm.weight", ones)
+        yield vector(f"{block}.ffn_norm.weight", ones)
+        for part, rows in (("attn_q", hidden), ("attn_k", kv), ("attn_v", kv)):
+            yield matrix(f"{block}.{part}", rows, hidden)
+            if shape.architecture == "qwen2":
+                yield bias(f"{block}.{part}", rows)
+        yield matrix(f"{block}.attn_output", hidden, hidden)
+        yield matrix(f"{block}.ffn_gate", ffn, hidden)
+        yield matrix(f"{block}.ffn_up", ffn, hidden)
+        yield matrix(f"{block}.ffn_down", hidden, ffn)
+
+
+def _random_blocks(
+    stream: np.random.PCG64, kind: TensorKind, blocks: int, cols: int
+) -> Iterator[bytes]:
+    """Quantised blocks whose matrix keeps a unit vector's size: weights have variance 1 / cols."""
+    payload_bytes = {TensorKind.Q8_0: 32, TensorKind.Q4_1: 16}[kind]
+    if kind is TensorKind.Q8_0:  # uniform over 256 levels
+        head = [math.sqrt(12 / (256**2 - 1) / cols)]
+    else:  # uniform over 16 levels, centred by the block's minimum
+        scale = math.sqrt(12 / (16**2 - 1) / cols)
+        head = [scale, -7.5 * scale]
+    scales = np.array(head, "<f2").view(np.uint8)
+    for start in range(0, blocks, _CHUNK_BLOCKS):
+        count = min(_CHUNK_BLOCKS, blocks - start)
+        raw = stream.random_raw(count * payload_bytes // 8).astype("<u8")
+        out = np.empty((count, kind.block_bytes), np.uint8)
+        out[:, : scales.size] = scales
+        out[:, scales.size :] = raw.view(np.uint8).reshape(count, payload_bytes)
+        yield out.tobytes()

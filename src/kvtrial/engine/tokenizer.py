@@ -1,0 +1,178 @@
+"""Byte-level BPE from a GGUF's own metadata, through the ``tokenizers`` library.
+
+Decided where files and peers differ:
+
+- An unknown pre-tokenizer is an error, never a default: a near miss changes token counts silently.
+- Text is not normalised, as llama.cpp doesn't: `decode` gives back what `encode` took.
+- CONTROL tokens are recognised only with ``parse_special``; else their text is plain text.
+  USER_DEFINED tokens are always one id.
+- BOS is put in front only where the file says ``add_bos_token``, once, and never to empty text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
+from tokenizers import Tokenizer as _Library
+from tokenizers.models import BPE
+
+from kvtrial.engine.errors import GgufInvalid, TokenizerUnsupported, UnknownToken
+from kvtrial.engine.gguf import GgufFile
+
+CONTROL, USER_DEFINED = 3, 4
+
+# The published split pattern of Qwen2 (one digit a token, symbol runs with their line ends).
+_QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _smollm() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _qwen2() -> Any:
+    split = pre_tokenizers.Split(Regex(_QWEN2_SPLIT), "isolated")
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, plain])
+
+
+PRE_TOKENIZERS = {"gpt-2": _gpt2, "qwen2": _qwen2, "smollm": _smollm}
+
+
+def byte_tokens() -> list[str]:
+    """The printable character that stands for each byte 0..255 in a byte-level vocabulary."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    stand_ins = iter(range(0x100, 0x200))
+    return [chr(b if b in printable else next(stand_ins)) for b in range(256)]
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    Attributes
+    ----------
+    vocab_size : int
+    bos_id, eos_id : int or None
+        None where the file names none.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        """Build from ``tokenizer.ggml.*``.
+
+        Raises
+        ------
+        TokenizerUnsupported
+            Not byte-level BPE, a pre-tokenizer without a pattern here, or ``add_bos_token`` without
+            a BOS id.
+        GgufInvalid
+            Tokens, types or merges that contradict each other.
+        """
+        self._file = file
+        self._refuse_unsupported()
+        self._tokens = self._strings("tokens")
+        self.vocab_size = len(self._tokens)
+        self.bos_id = self._special_id("bos")
+        self.eos_id = self._special_id("eos")
+        self._add_bos = bool(self._get("add_bos_token", False))
+        if self._add_bos and self.bos_id is None:
+            raise TokenizerUnsupported(
+                f"{file.path}: add_bos_token is true but bos_token_id is missing; convert the model "
+                "again"
+            )
+        known = set(self._tokens)
+        # The library drops such bytes without a word.
+        self._missing_bytes = {b for b, token in enumerate(byte_tokens()) if token not in known}
+        self._library = self._build()
+
+    def encode(self, text: str, parse_special: bool = False) -> list[int]:
+        """Ids of ``text``; an empty text has none. ``parse_special`` recognises CONTROL tokens."""
+        if not text:
+            return []
+        if missing := self._missing_bytes.intersection(text.encode()):
+            raise UnknownToken(
+                f"the text has bytes {sorted(missing)} that this vocabulary has no token for; "
+                "take them out of the text"
+            )
+        self._library.encode_special_tokens = not parse_special
+        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        if self._add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids = [self.bos_id, *ids]
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ``ids``, CONTROL tokens by their names; bytes that are not UTF-8 become U+FFFD."""
+        checked = [int(i) for i in ids]
+        for i in checked:
+            if not 0 <= i < self.vocab_size:
+                raise UnknownToken(f"token id {i}; allowed: 0 to {self.vocab_size - 1}")
+        return str(self._library.decode(checked, skip_special_tokens=False))
+
+    def _get(self, key: str, default: Any = None) -> Any:
+        return self._file.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def _strings(self, key: str) -> list[str]:
+        value = self._get(key)
+        if not isinstance(value, list) or not value:
+            raise GgufInvalid(
+                f"{self._file.path}: tokenizer.ggml.{key} is missing or no array of strings; "
+                "convert the model again with its tokenizer"
+            )
+        return value
+
+    def _refuse_unsupported(self) -> None:
+        for key, allowed in (("model", ["gpt2"]), ("pre", sorted(PRE_TOKENIZERS))):
+            value = self._get(key)
+            if value not in allowed:
+                raise TokenizerUnsupported(
+                    f"{self._file.path}: tokenizer.ggml.{key} is {value!r}; "
+                    f"allowed: {', '.join(allowed)}"
+                )
+
+    def _special_id(self, kind: str) -> int | None:
+        value = self._get(f"{kind}_token_id")
+        if value is not None and not (isinstance(value, int) and 0 <= value < self.vocab_size):
+            raise GgufInvalid(
+                f"{self._file.path}: tokenizer.ggml.{kind}_token_id is {value!r}; "
+                f"allowed: 0 to {self.vocab_size - 1}"
+            )
+        return value
+
+    def _build(self) -> _Library:
+        path = self._file.path
+        vocab = {token: i for i, token in enumerate(self._tokens)}
+        if len(vocab) != self.vocab_size:
+            twice = next(t for i, t in enumerate(self._tokens) if vocab[t] != i)
+            raise GgufInvalid(f"{path}: tokenizer.ggml.tokens has {twice!r} twice")
+        merges: list[tuple[str, str]] = []
+        for merge in self._strings("merges"):
+            left, _, right = merge.partition(" ")
+            if left not in vocab or right not in vocab or left + right not in vocab:
+                raise GgufInvalid(
+                    f"{path}: tokenizer.ggml.merges has {merge!r}; allowed: two tokens of the "
+                    "vocabulary whose join is a token"
+                )
+            merges.append((left, right))
+        library = _Library(BPE(vocab=vocab, merges=merges))
+        library.pre_tokenizer = PRE_TOKENIZERS[self._get("pre")]()
+        library.decoder = decoders.ByteLevel()
+        types = self._get("token_type", [])
+        if len(types) not in (0, self.vocab_size):
+            raise GgufInvalid(
+                f"{path}: tokenizer.ggml.token_type has {len(types)} entries for "
+                f"{self.vocab_size} tokens"
+            )
+        by_type: dict[int, list[AddedToken]] = {CONTROL: [], USER_DEFINED: []}
+        for token, kind in zip(self._tokens, types):
+            if int(kind) in by_type and token:
+                by_type[int(kind)].append(AddedToken(token, normalized=False))
+        library.add_special_tokens(by_type[CONTROL])
+        library.add_tokens(by_type[USER_DEFINED])
+        return library

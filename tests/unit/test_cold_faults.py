@@ -1,0 +1,242 @@
+"""The stores under faults: lost indexes, full disks, failed syncs, other processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kvtrial.cold import KINDS, disk, errors, index, open_cold
+from kvtrial.cold.crash import PatternStore
+
+P = 16
+
+
+def tokens(n, first=0):
+    return np.arange(n) + 1000 * first
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def store():
+    return PatternStore()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cold"
+
+
+def spilled(kind, folder, store, *firsts):
+    with open_cold(kind, folder, store.identity()) as cold:
+        for first in firsts:
+            cold.spill(store.filled(2 * P, seed=first), tokens(2 * P, first), batch_pages=1)
+
+
+def restored(cold, store, first):
+    back = store.open_session()
+    rows = cold.restore(tokens(2 * P, first), back)
+    want = [layer[: rows // P] for layer in store.filled(2 * P, seed=first).contents()]
+    assert back.contents() == (want if rows else [[], []])
+    return rows
+
+
+def test_a_deleted_index_is_built_again_from_the_segments(folder, store):
+    with open_cold("Z2", folder, store.identity()) as cold:
+        for first in range(3):
+            cold.spill(store.filled(2 * P, seed=first), tokens(2 * P, first))
+        cold.delete(tokens(2 * P, 1))
+    shutil.rmtree(folder / "index")
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert cold.recovery.rebuilt
+        assert [restored(cold, store, first) for first in range(3)] == [2 * P, 0, 2 * P]
+        assert len(cold.catalogue()) == 2
+        assert cold.verify() == []
+
+
+def test_an_index_that_lost_its_last_writes_is_brought_up_to_date(folder, store):
+    spilled("Z2", folder, store, 0)
+    shutil.copytree(folder / "index", folder.parent / "older")
+    spilled("Z2", folder, store, 1)
+    shutil.rmtree(folder / "index")
+    shutil.move(folder.parent / "older", folder / "index")
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert not cold.recovery.rebuilt and cold.recovery.replayed_batches == 2
+        assert [restored(cold, store, first) for first in range(2)] == [2 * P, 2 * P]
+
+
+def test_deleted_pages_stay_away_after_gc_and_a_rebuild(folder, store, monkeypatch):
+    monkeypatch.setattr("kvtrial.cold.segments.SEGMENT_BYTES", 9000)
+    with open_cold("Z2", folder, store.identity()) as cold:
+        for first in range(8):
+            cold.spill(store.filled(2 * P, seed=first), tokens(2 * P, first))
+        for first in (0, 1, 2, 4, 5):
+            cold.delete(tokens(2 * P, first))
+        cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))  # and one is back
+        segments_before = len(list((folder / "segments").iterdir()))
+        assert cold.gc() > 0
+        assert len(list((folder / "segments").iterdir())) < segments_before
+    expected = [0, 2 * P, 0, 2 * P, 0, 0, 2 * P, 2 * P]
+    for _ in range(2):
+        with open_cold("Z2", folder, store.identity()) as cold:
+            assert [restored(cold, store, first) for first in range(8)] == expected
+            assert cold.verify() == []
+            cold.gc()
+        shutil.rmtree(folder / "index")
+
+
+def test_pages_of_an_interrupted_spill_are_whole_and_gc_takes_them(kind, folder, store):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(done, total):
+        raise Interrupted
+
+    with open_cold(kind, folder, store.identity()) as cold:
+        with pytest.raises(Interrupted):
+            cold.spill(
+                store.filled(2 * P, seed=3), tokens(2 * P, 3), batch_pages=1, progress=interrupt
+            )
+        assert restored(cold, store, 3) == P
+        assert cold.catalogue() == []
+        cold.gc()
+        assert restored(cold, store, 3) == 0
+
+
+def test_a_full_disk_costs_the_batch_and_no_more(folder, store, monkeypatch):
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold.spill(store.filled(2 * P, seed=0), tokens(2 * P, 0))
+
+        def full(fd, buffers, offset):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", full)
+            with pytest.raises(errors.DiskFull, match="free space"):
+                cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+        assert restored(cold, store, 1) == 0
+        cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert [restored(cold, store, first) for first in range(2)] == [2 * P, 2 * P]
+
+
+def test_a_failed_sync_poisons_the_store_until_it_is_reopened(folder, store, monkeypatch):
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold.spill(store.filled(2 * P, seed=0), tokens(2 * P, 0))
+
+        def failing(fd):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", failing)
+            with pytest.raises(errors.StorePoisoned):
+                cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+        for verb in (cold.gc, cold.verify, cold.catalogue, lambda: cold.contains(tokens(2 * P))):
+            with pytest.raises(errors.StorePoisoned, match="reopen"):
+                verb()
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert [restored(cold, store, first) for first in range(2)] == [2 * P, 0]
+
+
+def test_the_payload_is_durable_before_the_index_hears_of_it(folder, store, monkeypatch):
+    happened = []
+
+    def spy(owner, name):
+        real = getattr(owner, name)
+
+        def seen(*args, **kwargs):
+            happened.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, seen)
+
+    with open_cold("Z2", folder, store.identity()) as cold:
+        spy(os, "pwritev")
+        spy(disk, "fsync")
+        spy(disk, "fsync_dir")
+        spy(index.Index, "write")
+        cold.spill(store.filled(2 * P, seed=0), tokens(2 * P, 0), batch_pages=1)
+    assert happened == [
+        *("pwritev", "fsync_dir"),  # the first segment comes to be
+        *("pwritev", "fsync", "write"),
+        *("pwritev", "fsync", "write"),
+    ]
+
+
+def test_a_new_store_is_durable_in_its_folder_too(folder, store, monkeypatch):
+    synced = []
+    real = disk.fsync_dir
+    monkeypatch.setattr(disk, "fsync_dir", lambda path: (synced.append(path), real(path)))
+    with open_cold("Z2", folder / "deeper", store.identity()) as cold:
+        cold.spill(store.filled(P), tokens(P))
+    assert synced == [
+        folder.parent,  # for cold/
+        folder,  # for deeper/
+        folder / "deeper",  # for FORMAT.json
+        folder / "deeper",  # for segments/
+        folder / "deeper" / "segments",  # for the first segment
+    ]
+
+
+def test_a_damaged_page_is_named_and_the_session_stays_empty(kind, folder, store):
+    spilled(kind, folder, store, 0)
+    pattern = store.filled(2 * P, seed=0).contents()[1][1]
+    damaged = 0
+    for file in folder.rglob("*"):
+        data = file.read_bytes() if file.is_file() else b""
+        if (at := data.find(pattern)) >= 0:
+            file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+            damaged += 1
+    assert damaged == 1
+    error, message = {
+        "Z1": (errors.CorruptIndex, "Blob CRC mismatch"),
+        "Z2": (errors.CorruptSegment, r"00000001\.seg at offset \d+: the payload's checksum"),
+    }[kind]
+    with open_cold(kind, folder, store.identity()) as cold:
+        free = store.pages_free
+        with pytest.raises(error, match=message):
+            cold.restore(tokens(2 * P), store.open_session())
+        assert store.pages_free == free
+        (fault,) = cold.verify()
+        assert re.search(message, fault.what)
+        assert cold.delete(tokens(2 * P))
+        cold.spill(store.filled(2 * P, seed=0), tokens(2 * P))
+        assert restored(cold, store, 0) == 2 * P
+
+
+def test_verify_compares_contents_with_their_address(folder, store, monkeypatch):
+    with open_cold("Z2", folder, store.identity()) as cold:
+        monkeypatch.setattr("kvtrial.cold.store.content_address", lambda payload: b"?" * 32)
+        cold.spill(store.filled(P), tokens(P))
+        monkeypatch.undo()
+        (fault,) = cold.verify()
+        assert "not what its address says" in fault.what
+
+
+def test_another_process_is_refused_and_a_killed_one_leaves_no_lock(kind, folder, store):
+    code = (
+        "import sys; from kvtrial.cold import open_cold, errors\n"
+        "from kvtrial.cold.crash import PatternStore\n"
+        "try:\n    c = open_cold(sys.argv[1], sys.argv[2], PatternStore().identity())\n"
+        "except errors.StoreLocked:\n    sys.exit(3)\n"
+        "print('open', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, kind, str(folder)]
+    with open_cold(kind, folder, store.identity()):
+        assert subprocess.run(command, stdin=subprocess.DEVNULL).returncode == 3
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(errors.StoreLocked):
+            open_cold(kind, folder, store.identity())
+        holder.kill()
+    open_cold(kind, folder, store.identity()).close()

@@ -1,0 +1,230 @@
+"""The segment log alone: every cut, every flipped bit, every way in which a write goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tracemalloc
+
+import pytest
+
+from kvtrial.cold import disk, errors, segments
+from kvtrial.cold.segments import PAGE, Record, SegmentLog
+
+
+def key(name: str) -> bytes:
+    return name.encode().ljust(32, b"\0")
+
+
+def record(name: str, n: int = 40) -> Record:
+    return Record(PAGE, key(name), b"meta of " + name.encode(), [name.encode() * n, b"x" * n])
+
+
+def opened(folder) -> tuple[SegmentLog, list[str]]:
+    """A recovered log and the names of the records in it, batch by batch."""
+    log = SegmentLog(folder)
+    names = [
+        "".join(f.header.key.rstrip(b"\0").decode() for f in batch) for batch in log.recover(None)
+    ]
+    return log, names
+
+
+def payload(log, location, name, n=40):
+    into = bytearray(location.payload_nbytes)
+    (meta,) = log.read([(key(name), location, [memoryview(into)])])
+    assert meta == b"meta of " + name.encode()
+    return bytes(into)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path
+
+
+def test_records_come_back_and_neighbours_are_read_together(folder, monkeypatch):
+    log, _ = opened(folder)
+    where = log.append([record("a"), record("b")]) + log.append([record("c")])
+    before = disk.counters.reads
+    buffers = [bytearray(w.payload_nbytes) for w in where]
+    log.read([(key(n), w, [memoryview(b)]) for n, w, b in zip("abc", where, buffers)])
+    assert disk.counters.reads == before + 1
+    assert [bytes(b) for b in buffers] == [n.encode() * 40 + b"x" * 40 for n in "abc"]
+    log.close()
+
+
+def test_a_cut_at_any_byte_of_the_last_batch_costs_that_batch_alone(folder):
+    log, _ = opened(folder)
+    log.append([record("a")])
+    start = log.end.offset
+    log.append([record("b"), record("c")])
+    end = log.end.offset
+    log.close()
+    whole = log.path(1).read_bytes()
+    assert len(whole) == end
+    for cut in range(start, end):
+        log.path(1).write_bytes(whole[:cut])
+        log, names = opened(folder)
+        assert names == ["a"]
+        assert log.recovery.truncated_bytes == cut - start
+        assert log.size(1) == start
+        # The point: what is written after a torn tail survives the next opening.
+        log.append([record("d")])
+        log.close()
+        log, names = opened(folder)
+        assert names == ["a", "d"] and log.recovery.truncated_bytes == 0
+        log.close()
+
+
+def test_a_cut_inside_the_file_header_gives_an_empty_log(folder):
+    log, _ = opened(folder)
+    log.append([record("a")])
+    log.close()
+    whole = log.path(1).read_bytes()
+    for cut in range(32):
+        log.path(1).write_bytes(whole[:cut])
+        log, names = opened(folder)
+        assert names == []
+        log.append([record("b")])
+        log.close()
+        assert opened(folder)[1] == ["b"]
+
+
+def test_a_flipped_bit_anywhere_in_a_record_is_named_on_read(folder):
+    log, _ = opened(folder)
+    log.append([record("a")])
+    (where,) = log.append([record("b")])
+    path = log.path(1)
+    whole = path.read_bytes()
+    fd = os.open(path, os.O_RDWR)
+    for byte in range(where.offset, where.offset + where.nbytes):
+        for bit in range(8) if byte < where.offset + 92 else (byte % 8,):
+            os.pwrite(fd, bytes([whole[byte] ^ 1 << bit]), byte)
+            with pytest.raises(
+                errors.CorruptSegment, match=rf"00000001.seg at offset {where.offset}"
+            ):
+                payload(log, where, "b")
+            os.pwrite(fd, whole[byte : byte + 1], byte)
+    assert payload(log, where, "b") == b"b" * 40 + b"x" * 40
+    os.close(fd)
+    log.close()
+
+
+def test_a_damaged_batch_with_later_ones_behind_it_is_no_torn_tail(folder):
+    log, _ = opened(folder)
+    (a,) = log.append([record("a")])
+    log.append([record("b")])
+    log.append([record("c")])
+    log.close()
+    path = log.path(1)
+    whole = path.read_bytes()
+    for byte in range(a.offset, a.offset + a.nbytes):
+        path.write_bytes(whole[:byte] + bytes([whole[byte] ^ 16]) + whole[byte + 1 :])
+        log = SegmentLog(folder)
+        with pytest.raises(errors.CorruptSegment, match=rf"at offset {a.offset}: batch 1"):
+            list(log.recover(None))
+        log.close()
+        assert path.stat().st_size == len(whole)  # nothing was cut
+
+
+def test_a_garbage_length_allocates_nothing(folder):
+    log, _ = opened(folder)
+    (where,) = log.append([record("a")])
+    log.close()
+    data = bytearray(log.path(1).read_bytes())
+    data[where.offset + 24 : where.offset + 36] = b"\xff" * 12
+    log.path(1).write_bytes(data)
+    tracemalloc.start()
+    log, names = opened(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert names == [] and peak < 4 << 20
+    log.close()
+
+
+def test_segments_rotate_and_a_damaged_earlier_one_is_named(folder, monkeypatch):
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 300)
+    log, _ = opened(folder)
+    for name in "abcde":
+        log.append([record(name)])
+    assert log.numbers() == [1, 2, 3]
+    log.close()
+    log, names = opened(folder)
+    assert names == list("abcde")
+    log.close()
+    first = log.path(1)
+    first.write_bytes(first.read_bytes()[:-1])
+    log = SegmentLog(folder)
+    with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg"):
+        list(log.recover(None))
+    log.close()
+
+
+def test_a_file_cut_under_an_open_log_is_an_error_not_a_crash(folder):
+    log, _ = opened(folder)
+    (where,) = log.append([record("a")])
+    os.truncate(log.path(1), where.offset + 50)
+    with pytest.raises(errors.CorruptSegment, match="the file ends inside the record"):
+        payload(log, where, "a")
+    log.close()
+
+
+def test_short_writes_are_continued(folder, monkeypatch):
+    log, _ = opened(folder)
+    real = os.pwritev
+
+    def short(fd, buffers, offset):
+        return real(fd, [bytes(buffers[0])[:7]], offset)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    (where,) = log.append([record("a")])
+    assert payload(log, where, "a") == b"a" * 40 + b"x" * 40
+    log.close()
+    assert opened(folder)[1] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        (errno.ENOSPC, errors.DiskFull),
+        (errno.EDQUOT, errors.DiskFull),
+        (errno.EIO, errors.StorePoisoned),
+    ],
+)
+def test_a_failed_write_is_rolled_back_whole(folder, monkeypatch, code, raised):
+    log, _ = opened(folder)
+    log.append([record("a")])
+    size = log.size(1)
+    real, calls = os.pwritev, []
+
+    def failing(fd, buffers, offset):
+        calls.append(offset)
+        if len(calls) > 1:
+            raise OSError(code, os.strerror(code))
+        return real(fd, [bytes(buffers[0])[:7]], offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", failing)
+        with pytest.raises(raised, match="rolled back"):
+            log.append([record("b")])
+    assert calls == [size, size + 7]
+    assert log.size(1) == size
+    log.append([record("c")])
+    log.close()
+    assert opened(folder)[1] == ["a", "c"]
+
+
+def test_a_failed_sync_leaves_nothing_that_could_pass_for_durable(folder, monkeypatch):
+    log, _ = opened(folder)
+    log.append([record("a")])
+    size = log.size(1)
+
+    def failing(fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", failing)
+        with pytest.raises(errors.StorePoisoned, match="sync of"):
+            log.append([record("b")])
+    assert log.size(1) == size
+    log.close()
+    assert opened(folder)[1] == ["a"]
