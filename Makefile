@@ -44,7 +44,7 @@ adopt: setup  ## let `open_store()` and `kvtrial generate` obey the verdict
 	@$(SNAKEMAKE) adopt --forcerun adopt $(ARGS)
 
 ui: setup  ## browse the measurements in MLflow
-	@$(PY) -m mlflow ui --backend-store-uri "sqlite:///$$(pwd)/results/mlflow.db"
+	@$(PY) -m mlflow ui --workers 1 --backend-store-uri "sqlite:///$$(pwd)/results/mlflow.db"
 
 test: setup model  ## the tests, without the slow ones
 	@$(PY) -m pytest -m "not slow" $(ARGS)
@@ -55,7 +55,7 @@ test-all: setup model  ## all tests
 lint: setup  ## style, types and the workflow's own checks
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
-	@$(PY) -m cython_lint src
+	@PATH="$$(pwd)/.venv/bin:$$PATH" $(PY) -m cython_lint.cython_lint src
 	@$(PY) -m snakefmt --check --line-length 100 workflow
 	@$(SNAKEMAKE) --lint
 

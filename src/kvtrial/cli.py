@@ -78,20 +78,26 @@ def decide(args: argparse.Namespace) -> None:
 
 def generate(args: argparse.Namespace) -> None:
     """kvtrial generate TEXT"""
-    from kvtrial.generate import stream
+    from kvtrial.generate import Generation
 
-    for piece in stream(
-        args.text, model=args.model, store=args.store, tokens=args.tokens, threads=args.threads
-    ):
+    generation = Generation(
+        args.text, model=args.model, tokens=args.tokens, store=args.store, threads=args.threads
+    )
+    for piece in generation:
         print(piece, end="", flush=True)
+    print()
+    if (rate := generation.tokens_per_s) is not None:
+        print(
+            f"{generation.made} tokens, {rate:.1f} tokens/s with {generation.store}",
+            file=sys.stderr,
+        )
 
 
 def fetch(args: argparse.Namespace) -> None:
     """kvtrial fetch NAME"""
     from kvtrial import models
 
-    target = paths.results_dir() / "models" / f"{args.name}.gguf"
-    print(models.fetch(args.name, target))
+    print(models.fetch(args.name))
 
 
 def candidates(args: argparse.Namespace) -> None:
@@ -118,9 +124,11 @@ def candidates(args: argparse.Namespace) -> None:
 
 def models(args: argparse.Namespace) -> None:
     """kvtrial models"""
-    for name in run.known_models():
+    from kvtrial import models as registry
+
+    for name, entry in registry.registered().items():
         here = (paths.results_dir() / "models" / f"{name}.gguf").is_file()
-        print(f"{name:32} {'here' if here else f'kvtrial fetch {name}'}")
+        print(f"{name:28} {'here' if here else 'kvtrial fetch ' + name}\n    {entry['note']}")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,9 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from kvtrial import build, machine, paths, protocol
+from kvtrial import build, machine, models, paths, protocol
 
 #: The model of config/config.yaml, and of the commands that are not told another.
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
@@ -145,12 +143,6 @@ def registered_candidates() -> list[str]:
     return sorted({point.name for point in entry_points(group="kvtrial.candidates")})
 
 
-def known_models() -> list[str]:
-    """Names of config/models.yaml."""
-    text = (paths.config_dir() / "models.yaml").read_text(encoding="utf-8")
-    return sorted(yaml.safe_load(text)["models"])
-
-
 def plan(config: dict[str, Any], results: Path | None = None) -> Run:
     """The run that a configuration asks for.
 
@@ -163,14 +155,15 @@ def plan(config: dict[str, Any], results: Path | None = None) -> Run:
 
     Raises
     ------
+    UnknownModel
+        No such entry in config/models.yaml.
     ConfigError
-        An unknown model, profile or candidate, or no such protocol file.
+        An unknown profile or candidate, or no such protocol file.
     ProtocolError
         The protocol is not what its schema allows.
     """
     model, profile, path = config["model"], config["profile"], Path(config["protocol"])
-    if model not in (models := known_models()):
-        raise ConfigError(f"model: no model {model!r}; known: {', '.join(models)}")
+    models.entry(model)
     if profile not in PROFILES:
         raise ConfigError(f"profile: no profile {profile!r}; known: {', '.join(PROFILES)}")
     if not path.is_file():

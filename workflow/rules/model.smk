@@ -1,7 +1,5 @@
 rule model:
     """Fetch or make the model's file once and check its sha256; all runs share it."""
-    input:
-        register="config/models.yaml",
     output:
         gguf=RUN.gguf,
     log:

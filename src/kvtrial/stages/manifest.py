@@ -10,7 +10,6 @@ it is run. ``events/run.parquet`` holds what the decision rule has to know about
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import subprocess
 from importlib.metadata import entry_points
@@ -20,12 +19,6 @@ from typing import Any
 from kvtrial import build, candidates, events, machine, models, protocol
 from kvtrial.contract import Candidate
 from kvtrial.run import write_text
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def source_commit() -> str:
@@ -104,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         "machine": record,
         "model": {
             "name": args.model,
-            "sha256": file_sha256(args.gguf),
+            "sha256": models.sha256(args.gguf),
             "bytes": args.gguf.stat().st_size,
             "synthetic": models.is_synthetic(args.model),
         },
