@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvtrial import build, machine, run
+from kvtrial import build, machine, protocol, run
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = ROOT / "config" / "protocol.yaml"
@@ -28,9 +28,9 @@ def edited(tmp_path: Path, text: str) -> str:
 
 
 def test_the_name_is_made_of_model_protocol_machine_and_build(config):
-    model, protocol, machine_hash, build_id = run.plan(config).run_id.rsplit("-", 3)
+    model, protocol_hash, machine_hash, build_id = run.plan(config).run_id.rsplit("-", 3)
     assert model == "smollm2-135m-instruct-q4_1"
-    assert len(protocol) == 8
+    assert len(protocol_hash) == 8
     # printf x86_64-test-2c | sha256sum
     assert machine_hash == "cb3efb42"
     assert build_id == "0123456789ab"
@@ -60,6 +60,30 @@ def test_another_machine_build_model_or_profile_is_another_run(config, monkeypat
     names.append(run.plan(config).run_id)
     assert len(set(names)) == 5
     assert names[1] == names[0] + "-full"
+
+
+def test_an_unknown_profile_lists_the_known_ones(config):
+    with pytest.raises(run.ConfigError, match="no profile 'fast'; known: default, full"):
+        run.plan({**config, "profile": "fast"})
+
+
+def test_a_missing_protocol_file_is_named(config):
+    with pytest.raises(run.ConfigError, match=r"no file 'config/nowhere\.yaml'"):
+        run.plan({**config, "protocol": "config/nowhere.yaml"})
+
+
+def test_an_unknown_candidate_lists_the_registered_ones(config, tmp_path):
+    text = PROTOCOL.read_text(encoding="utf-8").replace("candidates: [K0,", "candidates: [K9, K0,")
+    with pytest.raises(run.ConfigError, match="no candidate 'K9'; registered: A1, A2, .*K1"):
+        run.plan({**config, "protocol": edited(tmp_path, text)})
+
+
+def test_a_wrong_value_of_the_protocol_names_key_and_schema(config, tmp_path):
+    text = PROTOCOL.read_text(encoding="utf-8").replace("page_tokens: 32", "page_tokens: 24")
+    with pytest.raises(
+        protocol.ProtocolError, match=r"page_tokens: 24 .*\[16, 32, 64\].*protocol\.schema\.yaml"
+    ):
+        run.plan({**config, "protocol": edited(tmp_path, text)})
 
 
 def test_a_python_module_of_a_measured_process_is_part_of_the_build(tmp_path):
