@@ -68,6 +68,30 @@ def test_a_killed_holder_leaves_nothing_to_clear():
     assert said == []
 
 
+def test_a_child_that_outlives_its_killed_parent_keeps_the_machine():
+    code = """
+import subprocess, sys, time
+from kvtrial.measure import exclusive
+with exclusive.exclusive("m2"):
+    subprocess.Popen(
+        [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"],
+        pass_fds=exclusive.held(),
+    )
+    time.sleep(600)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout.readline() == "up\n"
+    parent.kill()
+    parent.wait()
+    second = start("m1")
+    assert "m1 waits" in second.stderr.readline()
+    parent.stdin.close()  # the orphan reads the end and ends
+    assert second.communicate()[0].startswith("held")
+    parent.stdout.close()
+
+
 def test_the_file_is_open_to_every_user_whatever_the_umask():
     old = os.umask(0o077)
     try:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrial import machine
+from kvtrial.measure import exclusive
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
@@ -72,6 +73,7 @@ def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = 
             [sys.executable, "-m", module, str(spec_path), str(out_path)],
             env=environment(threads, preload),
             stdin=subprocess.DEVNULL,
+            pass_fds=exclusive.held(),
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",

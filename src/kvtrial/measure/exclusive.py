@@ -10,6 +10,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+_held: list[int] = []
+
+
+def held() -> tuple[int, ...]:
+    """Descriptors to pass on to measured processes.
+
+    The lock then lasts until the last of them has ended: one that outlives a killed parent can't
+    disturb the next job.
+    """
+    return tuple(_held)
+
 
 def lock_path() -> Path:
     """One file for all users and checkouts of this machine."""
@@ -24,8 +35,8 @@ def _say(message: str) -> None:
 def exclusive(what: str, say: Callable[[str], None] = _say) -> Iterator[None]:
     """Hold the machine while the body runs; wait, and say for whom, while somebody else does.
 
-    The lock belongs to the open file: it goes with the process, even with one that was killed, so
-    that there is never one to clear by hand.
+    The lock belongs to the open file: it goes with the process and its measured children, even when
+    they are killed, so that there is never one to clear by hand.
 
     Parameters
     ----------
@@ -43,9 +54,11 @@ def exclusive(what: str, say: Callable[[str], None] = _say) -> Iterator[None]:
             say(f"{what} waits: the machine is held by {holder or 'another job'}")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         _write(descriptor, f"{what} (process {os.getpid()})\n")
+        _held.append(descriptor)
         try:
             yield
         finally:
+            _held.remove(descriptor)
             _write(descriptor, "")
     finally:
         os.close(descriptor)
