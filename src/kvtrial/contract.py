@@ -45,6 +45,7 @@ whose scale FP16 cannot hold.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -60,6 +61,10 @@ Bool = npt.NDArray[np.bool_]
 PAGE_TOKENS = (16, 32, 64)
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
+
+#: Set to 1, it makes stores fill fresh, freed, reserved and padding bytes with NaN, so that a use of
+#: one shows. The conformance suite sets it.
+POISON_VARIABLE = "KVTRIAL_DEBUG_POISON"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -176,6 +181,11 @@ class MemoryLedger:
         """Give a reservation back; a second release of the same token raises `StaleOwner`."""
         if self._reserved.pop(token, None) is None:
             raise StaleOwner(f"reservation {token} is not open: it was released before")
+
+
+def poison_wanted() -> bool:
+    """Whether a store that opens now should poison its memory (`POISON_VARIABLE`)."""
+    return os.environ.get(POISON_VARIABLE) == "1"
 
 
 # --------------------------------------------------------------------------------------------------

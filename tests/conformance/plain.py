@@ -5,7 +5,10 @@ The right form must pass the whole suite; each wrong form must be caught by a na
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from kvtrial.contract import (
     HoleNotAllowed,
     InvalidArgument,
     KVError,
+    KVStore,
     MemoryLedger,
     OutOfRange,
     PageTable,
@@ -547,8 +551,19 @@ def candidate(name: str, session_type: type[PlainSession]) -> Candidate:
     )
 
 
+PLAIN = candidate("plain", PlainSession)
+
+
 # --------------------------------------------------------------------------------------------------
 # Wrong on purpose
+
+
+def _crash(spec: StoreSpec) -> KVStore:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    raise AssertionError("survived its own SIGSEGV")
+
+
+CRASHES = dataclasses.replace(PLAIN, name="crashes", open=_crash)
 
 
 class OffByOneAtAPageEdge(PlainSession):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -99,9 +101,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.lockstep.abandon(self.pick(which))
 
     @precondition(
-        lambda self: (
-            0 < len(self.lockstep.pairs) < MAX_SESSIONS and self.has(Capability.BRANCH)
-        )
+        lambda self: 0 < len(self.lockstep.pairs) < MAX_SESSIONS and self.has(Capability.BRANCH)
     )
     @rule(which=which_one)
     def branch(self, which: int) -> None:
@@ -131,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.lockstep.compare()
 
 
-def drive(candidate: Candidate, examples: int) -> None:
+def drive(candidate: Candidate, examples: int, **options: Any) -> None:
     """Run the machine on ``candidate``; the first difference raises `CheckFailed`."""
     machine = type(f"{candidate.name}Machine", (StoreMachine,), {"candidate": candidate})
     run_state_machine_as_test(
@@ -143,6 +143,8 @@ def drive(candidate: Candidate, examples: int) -> None:
             print_blob=False,
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
+            database=None,
+            **options,
         ),
     )
 
@@ -151,7 +153,7 @@ def drive(candidate: Candidate, examples: int) -> None:
 def test_follows_the_model(candidate: Candidate) -> None:
     if candidate.not_built is not None:
         pytest.skip(f"{candidate.name} is not built: {candidate.not_built}")
-    drive(candidate, examples=20)
+    drive(candidate, examples=20, derandomize=True)
 
 
 @pytest.mark.slow
@@ -163,10 +165,10 @@ def test_follows_the_model_for_long(candidate: Candidate) -> None:
 
 
 def test_the_machine_passes_a_right_store() -> None:
-    drive(plain_candidate("plain", PlainSession), examples=20)
+    drive(plain_candidate("plain", PlainSession), examples=20, derandomize=True)
 
 
 @pytest.mark.parametrize("wrong", [LeaksAPageOnRollback, WritesSharedPages])
 def test_the_machine_catches_a_wrong_store(wrong: type[PlainSession]) -> None:
     with pytest.raises(CheckFailed):
-        drive(plain_candidate("wrong", wrong), examples=200)
+        drive(plain_candidate("wrong", wrong), 200, derandomize=True, phases=[Phase.generate])

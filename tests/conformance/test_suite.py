@@ -9,8 +9,8 @@ import pytest
 from plain import WRONG, PlainSession, candidate
 
 from kvtrial.conformance import TESTS, Outcome, Status, Trial, run, run_test
-from kvtrial.conformance.isolated import result, run_isolated, write
-from kvtrial.contract import PAGE_TOKENS, Capability, UnknownCandidate
+from kvtrial.conformance.isolated import result, write
+from kvtrial.contract import PAGE_TOKENS, Capability
 
 BY_NAME = {test.name: test for test in TESTS}
 
@@ -73,9 +73,3 @@ def test_the_document_counts_gaps_apart_from_failures(tmp_path: Path) -> None:
     assert result(plain, outcomes[:1], crash="ended by SIGSEGV")["passed"] is False
     write(tmp_path / "deep" / "plain.json", document)
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["plain.json"]
-
-
-def test_an_unknown_candidate_is_typed(tmp_path: Path) -> None:
-    with pytest.raises(UnknownCandidate, match="registered"):
-        run_isolated("K99", tmp_path / "K99.json")
-    assert not (tmp_path / "K99.json").exists()

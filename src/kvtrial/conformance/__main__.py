@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvtrial import build, candidates
 from kvtrial.conformance.isolated import result, write
-from kvtrial.conformance.suite import Outcome, run
+from kvtrial.conformance.suite import TESTS, Outcome, run
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError
 from kvtrial.measure import allocations
 
@@ -30,6 +30,14 @@ def main(arguments: list[str] | None = None) -> int:
         default=PAGE_TOKENS,
         help="page sizes P in tokens, with commas (default: %(default)s)",
     )
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        choices=[test.name for test in TESTS],
+        metavar="NAME",
+        default=[test.name for test in TESTS],
+        help="names of tests (default: all)",
+    )
     chosen = parser.parse_args(arguments)
     faulthandler.enable()
     count_allocations()
@@ -40,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         build.refuse_stale()
     except KVError as error:
         parser.exit(2, f"{error}\n")
-    document = result(candidate, run(candidate, chosen.page_tokens, on_outcome=_tell))
+    tests = [test for test in TESTS if test.name in chosen.tests]
+    document = result(candidate, run(candidate, chosen.page_tokens, tests, _tell))
     write(chosen.out, document)
     return 0 if document["passed"] else 1
 

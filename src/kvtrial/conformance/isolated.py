@@ -58,7 +58,11 @@ def write(path: Path, document: dict[str, Any]) -> None:
 
 
 def run_isolated(
-    name: str, out: Path, page_tokens: tuple[int, ...] = PAGE_TOKENS, timeout_s: float = 1800
+    name: str,
+    out: Path,
+    page_tokens: tuple[int, ...] = PAGE_TOKENS,
+    tests: tuple[str, ...] = (),
+    timeout_s: float = 1800,
 ) -> dict[str, Any]:
     """Run the suite on the registered candidate ``name`` in a fresh process.
 
@@ -70,6 +74,8 @@ def run_isolated(
         Where its JSON goes.
     page_tokens : tuple of int
         Page sizes P in tokens.
+    tests : tuple of str
+        Names of tests; none for all.
     timeout_s : float
         Seconds after which the process is ended and the candidate has failed.
 
@@ -85,6 +91,7 @@ def run_isolated(
     out.unlink(missing_ok=True)
     pages = ",".join(str(p) for p in page_tokens)
     command = [sys.executable, "-m", "kvtrial.conformance", name, str(out), "--page-tokens", pages]
+    command += ["--tests", *tests] if tests else []
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -24,10 +24,7 @@ from kvtrial.conformance import (
     walk,
 )
 from kvtrial.conformance.trial import Check, Trial
-from kvtrial.contract import PAGE_TOKENS, Candidate, Capability
-
-#: Stores that read this when they open fill fresh, freed, reserved and padding bytes with NaN.
-POISON_VARIABLE = "KVTRIAL_DEBUG_POISON"
+from kvtrial.contract import PAGE_TOKENS, POISON_VARIABLE, Candidate, Capability
 
 
 class Status(enum.Enum):

@@ -7,7 +7,14 @@ say why they can't be opened.
 from __future__ import annotations
 
 from kvtrial import build
-from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec
+from kvtrial.contract import (
+    Candidate,
+    Capability,
+    KVStore,
+    Profile,
+    StoreSpec,
+    poison_wanted,
+)
 
 
 def _not_built() -> str | None:
@@ -22,7 +29,7 @@ def _not_built() -> str | None:
 def _open_k3(spec: StoreSpec) -> KVStore:
     import kvtrial.hot._rust as _rust
 
-    return _rust.Store(spec)
+    return _rust.Store(spec, poison=poison_wanted())
 
 
 def _open_k4(spec: StoreSpec) -> KVStore:
