@@ -15,7 +15,6 @@ import pprint
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,4 +159,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()

@@ -74,7 +74,7 @@ def test_a_missing_protocol_file_is_named(config):
 
 def test_an_unknown_candidate_lists_the_registered_ones(config, tmp_path):
     text = PROTOCOL.read_text(encoding="utf-8").replace("candidates: [K0,", "candidates: [K9, K0,")
-    with pytest.raises(run.ConfigError, match="no candidate 'K9'; registered: A1, A2, .*K1"):
+    with pytest.raises(run.ConfigError, match=r"no candidate 'K9'; registered: A1, A2, .*K1"):
         run.plan({**config, "protocol": edited(tmp_path, text)})
 
 
