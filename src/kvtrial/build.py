@@ -99,7 +99,8 @@ def toolchain(c_compiler: str | None = None) -> dict[str, Any]:
 def identity(root: Path = ROOT, tools: dict[str, Any] | None = None) -> str:
     """12 hex digits that change with whatever is measured: native sources, the Python beside them,
     compilers, target and interpreter."""
-    text = source_hash(root) + _hash(root, measured_modules(root)) + repr(sorted((tools or toolchain()).items()))
+    sources = source_hash(root) + _hash(root, measured_modules(root))
+    text = sources + repr(sorted((tools or toolchain()).items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
