@@ -4,7 +4,7 @@ rule fp16_parity:
         protocol=PROTOCOL,
         facts=BUILD,
         gguf=GGUF,
-        workload=RUN.workload,
+        prompts=near(paths.config_dir() / "prompts.yaml"),
         module=modules("stages/fp16_parity.py"),
     output:
         events=RUN.events("fp16_parity"),
