@@ -647,6 +647,57 @@ class KeepsItsReservation(PlainSession):
         self.slot = slots
 
 
+class CommitsTheWholeBranch(PlainSession):
+    """`commit_prefix` ignores its count."""
+
+    def commit_prefix(self, k: Any) -> None:
+        super().commit_prefix(len(self.bits[0]) - self.fork if k else k)
+
+
+class AlignsItsMaskAtTheTop(PlainSession):
+    """The causal mask starts at the first cached row, not at the chunk's own."""
+
+    def attend_block(self, layer: Any, q: Any, out: Any, scale: float) -> None:
+        for i in range(len(q)):
+            self.attend_rows(layer, q[i], out[i], scale, i + 1)
+
+
+class StoresOneRowOfMany(PlainSession):
+    """An append of n rows copies the first into every place."""
+
+    def append(self, layer: Any, positions: Any, k: Any, v: Any) -> None:
+        if isinstance(k, np.ndarray) and k.ndim == 3 and len(k) > 1:
+            k = np.ascontiguousarray(np.broadcast_to(k[:1], k.shape))
+        super().append(layer, positions, k, v)
+
+
+class LosesPagesWhenExhausted(PlainSession):
+    """An append that finds no room keeps the pages that it took before it noticed."""
+
+    def take(self, layer: int, at: np.ndarray) -> None:
+        try:
+            super().take(layer, at)
+        except PoolExhausted:
+            if self.store.free:
+                self.store.free.pop()
+            raise
+
+
+class RestoresHolesAsRows(PlainSession):
+    """A restore forgets the bitmap."""
+
+    def finish_restore(self) -> None:
+        super().finish_restore()
+        self.bits = [np.ones_like(bits) for bits in self.bits]
+
+
+class TurnsHolesLoose(PlainSession):
+    """Holes everywhere, allowed or not."""
+
+    def __init__(self, store: Any, holes: bool, parent: Any = None) -> None:
+        super().__init__(store, True, parent)
+
+
 WRONG = {
     OffByOneAtAPageEdge: "AttentionMatchesReferenceInterpreter",
     CachesItsLastOutput: "AttentionMatchesReferenceInterpreter",
@@ -656,4 +707,10 @@ WRONG = {
     MasksByAdding: "AttentionMasksHoles",
     AcceptsStaleHandles: "KvAppendRequiresOwner",
     KeepsItsReservation: "KvReserveSlotMatchesAppend",
+    CommitsTheWholeBranch: "KvBranchCopyOnWrite",
+    AlignsItsMaskAtTheTop: "AttentionMatchesReferenceInterpreter",
+    StoresOneRowOfMany: "KvAppendMatchesSingles",
+    LosesPagesWhenExhausted: "KvPoolBoundedNoStepAllocation",
+    RestoresHolesAsRows: "KvSpillRestoresBitwise",
+    TurnsHolesLoose: "KvHolesOnlyWhereAllowed",
 }

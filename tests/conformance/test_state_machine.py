@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -19,8 +21,9 @@ from plain import candidate as plain_candidate
 
 from kvtrial import candidates
 from kvtrial.conformance import CheckFailed, Trial
+from kvtrial.conformance.model import Refusal
 from kvtrial.conformance.suite import poisoned
-from kvtrial.conformance.walk import MAX_SESSIONS, Lockstep
+from kvtrial.conformance.walk import MAX_SESSIONS, Lockstep, random_walks
 from kvtrial.contract import Candidate, Capability
 
 CANDIDATES = list(candidates.candidates().values())
@@ -108,9 +111,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.lockstep.branch(self.pick(which))
 
     @precondition(lambda self: self.lockstep.pairs and self.has(Capability.BRANCH))
-    @rule(which=which_one, k=st.integers(-1, 20))
+    @rule(which=which_one, k=st.integers(0, 20))
     def commit(self, which: int, k: int) -> None:
-        self.lockstep.commit(self.pick(which), k)
+        model = self.lockstep.pairs[self.pick(which)][0]
+        appended = max(0, model.ends[0] - model.fork)
+        self.lockstep.commit(self.pick(which), k % (appended + 3) - 1)
 
     @precondition(lambda self: self.lockstep.pairs)
     @rule(which=which_one)
@@ -172,3 +177,28 @@ def test_the_machine_passes_a_right_store() -> None:
 def test_the_machine_catches_a_wrong_store(wrong: type[PlainSession]) -> None:
     with pytest.raises(CheckFailed):
         drive(plain_candidate("wrong", wrong), 200, derandomize=True, phases=[Phase.generate])
+
+
+def test_walks_reach_every_kind_of_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeded walks that stopped meeting refusals, or succeeding, would prove nothing."""
+    met: Counter[str] = Counter()
+    do = Lockstep._both
+
+    def counted(self: Lockstep, what: str, refusal: Refusal, *rest: Any) -> tuple[bool, Any]:
+        did, got = do(self, what, refusal, *rest)
+        verb = re.sub(r"^[0-9]+\.|\(.*", "", what)
+        met[verb if did else verb + " refused"] += 1
+        met.update(error.__name__ for error in refusal.must)
+        if not did and not refusal.must | refusal.may:
+            met["PoolExhausted"] += 1
+        return did, got
+
+    monkeypatch.setattr(Lockstep, "_both", counted)
+    random_walks(Trial(plain_candidate("plain", PlainSession), PAGE))
+    for kind in (
+        *("append", "reserve_slot", "commit_slot", "invalidate", "rollback_tail", "abandon_step"),
+        *("begin_branch", "commit_prefix", "close", "append refused", "commit_prefix refused"),
+        *("PoolExhausted", "StaleOwner", "StepIncomplete", "HoleNotAllowed", "BranchDiverged"),
+        *("BranchesOpen", "SlotCancelled", "OutOfRange", "InvalidArgument"),
+    ):
+        assert met[kind], (kind, met)

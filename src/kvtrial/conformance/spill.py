@@ -117,6 +117,10 @@ def unfinished_is_invisible(trial: Trial) -> None:
         require(store.pages_free == free, "cancel_restore kept pages")
         with raises(KVError):
             target.finish_restore()
+        other = store.open_session()
+        other.begin_restore(valid)
+        other.close()
+        require(store.pages_free == free, "closing an unfinished restore kept pages")
         restore(target, valid, pages)
         require(contents(target) == contents(session), "a restore after a cancelled one")
         with unchanged(trial, store, session, target), raises(KVError):

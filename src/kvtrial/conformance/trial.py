@@ -6,6 +6,7 @@ A check is a function of one `Trial`. It fails by raising: `require` and `raises
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -130,16 +131,21 @@ def rows(store: KVStore, layer: int, positions: Iterable[int], tag: int = 0) -> 
     """K and V of shape (n, local H_kv, D), a function of (tag, layer, position) alone."""
     spec = store.spec
     low, high = spec.heads
-    shape = (2, spec.kv_heads, spec.head_dim)
-    made = [
-        np.random.default_rng([tag, layer, int(p)]).standard_normal(shape, np.float32)[:, low:high]
-        for p in positions
-    ]
+    made = [_row(tag, layer, int(p), spec.kv_heads, spec.head_dim)[:, low:high] for p in positions]
     if not made:
         empty = np.zeros((0, high - low, spec.head_dim), np.float32)
         return empty, empty.copy()
     both = np.stack(made)
     return np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
+
+
+@functools.lru_cache(maxsize=8192)
+def _row(tag: int, layer: int, position: int, kv_heads: int, head_dim: int) -> F32:
+    """K and V (2, H_kv, D) of one position, read-only."""
+    random = np.random.default_rng([tag, layer, position])
+    row = random.standard_normal((2, kv_heads, head_dim), np.float32)
+    row.flags.writeable = False
+    return row
 
 
 def queries(store: KVStore, n: int | None = None, seed: int = 7) -> F32:

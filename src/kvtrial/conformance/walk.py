@@ -300,7 +300,7 @@ class Lockstep:
         )
 
 
-def random_walks(trial: Trial, walks: int = 4, verbs: int = 60) -> None:
+def random_walks(trial: Trial, walks: int = 5, verbs: int = 64) -> None:
     """Seeded walks over all verbs: sessions, branches, exhaustion, holes, stale handles."""
     for seed in range(walks):
         choose = np.random.default_rng([seed, trial.page_tokens])
@@ -338,7 +338,7 @@ def _stride(lockstep: Lockstep, choose: np.random.Generator) -> None:
     if len(pairs) < MAX_SESSIONS:
         strides["open"] = lambda: lockstep.open(holes=bool(choose.integers(2)))
     if trial.has(Capability.ROLLBACK):
-        strides["rollback"] = lambda: lockstep.rollback(which, int(choose.integers(-1, 4)))
+        strides["rollback"] = lambda: lockstep.rollback(which, int(choose.integers(-1, n + 2)))
         strides["abandon"] = lambda: lockstep.abandon(which)
     if trial.has(Capability.HOLES):
         held = max(1, model.ends[layer] - model.store.base)
@@ -348,5 +348,9 @@ def _stride(lockstep: Lockstep, choose: np.random.Generator) -> None:
     if trial.has(Capability.BRANCH):
         if len(pairs) < MAX_SESSIONS:
             strides["branch"] = lambda: lockstep.branch(which)
-        strides["commit"] = lambda: lockstep.commit(which, int(choose.integers(-1, 4)))
+        if model.parent is not None or not choose.integers(8):
+            appended = max(0, model.ends[0] - model.fork)
+            strides["commit"] = lambda: lockstep.commit(
+                which, int(choose.integers(-1, appended + 2))
+            )
     strides[str(choose.choice(list(strides)))]()
