@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,47 +33,46 @@ class Counters:
 counters = Counters()
 
 
-def _advance(buffers: list[memoryview], n_bytes: int) -> list[memoryview]:
-    """What is left of ``buffers`` after the first ``n_bytes``."""
-    for i, buffer in enumerate(buffers):
-        if n_bytes < buffer.nbytes:
-            return [buffer[n_bytes:], *buffers[i + 1 :]]
-        n_bytes -= buffer.nbytes
-    return []
-
-
-def _flat(buffers: Sequence[Buffer]) -> list[memoryview]:
-    views = (memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes)
-    return list(views)
+def _move(
+    call: Callable[[int, list[Buffer], int], int], fd: int, buffers: Sequence[Buffer], offset: int
+) -> Iterator[int]:
+    """Apply preadv or pwritev to all buffers, continuing short calls; yields each call's bytes."""
+    left = list(buffers)
+    while left:
+        part = left[:MAX_BUFFERS]
+        n = call(fd, part, offset)
+        yield n
+        if n == 0:
+            return
+        offset += n
+        done = 0
+        while done < len(part) and n >= len(part[done]):
+            n -= len(part[done])
+            done += 1
+        left = left[done:]
+        if n:
+            left[0] = memoryview(left[0])[n:]
 
 
 def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """Write all buffers one after the other at ``offset`` (bytes); short writes are continued.
+    """Write all buffers of bytes one after the other at ``offset``; short writes are continued.
 
     Returns the bytes written. `OSError` leaves an unknown part written: the caller truncates.
     """
-    left = _flat(buffers)
-    start = offset
-    while left:
-        n = os.pwritev(fd, left[:MAX_BUFFERS], offset)
+    total = 0
+    for n in _move(os.pwritev, fd, buffers, offset):
         counters.writes += 1
-        offset += n
-        left = _advance(left, n)
-    return offset - start
+        total += n
+    return total
 
 
 def read_into(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """Fill writable buffers from ``offset`` (bytes); returns bytes read, fewer only at the end."""
-    left = _flat(buffers)
-    start = offset
-    while left:
-        n = os.preadv(fd, left[:MAX_BUFFERS], offset)
+    """Fill writable buffers of bytes from ``offset``; returns bytes read, fewer only at the end."""
+    total = 0
+    for n in _move(os.preadv, fd, buffers, offset):
         counters.reads += 1
-        if n == 0:
-            break
-        offset += n
-        left = _advance(left, n)
-    return offset - start
+        total += n
+    return total
 
 
 def fsync(fd: int) -> None:

@@ -7,6 +7,7 @@ are indexed. All puts of a batch go in one atomic write.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ FAMILIES = ("prefix", "pages", "snapshots", "ledger")
 #: Values from this size on (bytes) go to blob files: pages do, locations don't.
 MIN_BLOB_BYTES = 1024
 
+_WAL_SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 _SNAPSHOT = struct.Struct("<QdI")
 
 
@@ -116,8 +118,10 @@ class Index:
             else "delete this folder and reopen the store, which rebuilds it from the segments"
         )
         families = {name: _options(blobs and name == "pages") for name in FAMILIES}
+        self._options = _options()
+        self._options.enable_statistics()
         try:
-            self._db = rocksdict.Rdict(str(path), _options(), column_families=families)
+            self._db = rocksdict.Rdict(str(path), self._options, column_families=families)
         except Exception as error:
             raise self._ours(error) from error
         self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
@@ -152,6 +156,12 @@ class Index:
             self._db.write(batch.writes, options)
         except Exception as error:
             raise self._ours(error) from error
+
+    @property
+    def syncs(self) -> int:
+        """Syncs of the log since this was opened, as RocksDB itself counts them."""
+        found = _WAL_SYNCED.search(self._options.get_statistics() or "")
+        return int(found[1]) if found else 0
 
     def clear(self) -> None:
         """Remove every entry."""

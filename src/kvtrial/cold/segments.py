@@ -26,6 +26,7 @@ from typing import NamedTuple
 import xxhash
 
 from kvtrial.cold import disk
+from kvtrial.cold.ahead import ahead
 from kvtrial.cold.disk import Buffer
 from kvtrial.cold.errors import CorruptSegment, DiskFull, FormatMismatch, StorePoisoned
 
@@ -87,6 +88,9 @@ class Location(NamedTuple):
         """Inverse of `encode`."""
         return cls(*_LOCATION.unpack(data))
 
+
+#: Key, place, and buffers for the payload.
+Wanted = tuple[bytes, Location, Sequence[memoryview]]
 
 _LOCATION = struct.Struct("<IQIQ")
 
@@ -265,7 +269,7 @@ class SegmentLog:
 
     # ---- reading
 
-    def read(self, wanted: Sequence[tuple[bytes, Location, Sequence[memoryview]]]) -> list[bytes]:
+    def read(self, wanted: Sequence[Wanted]) -> list[bytes]:
         """Read records straight into their payload buffers, checksums verified.
 
         Parameters
@@ -285,19 +289,23 @@ class SegmentLog:
             Buffers may be filled in part.
         """
         metas: list[bytes] = []
-        for run in _runs(wanted):
-            first = run[0][1]
-            heads = [bytearray(_RECORD.size + location.meta_nbytes) for _, location, _ in run]
-            buffers: list[Buffer] = []
-            for head, (_, _, views) in zip(heads, run):
-                buffers += [head, *views]
-            n = disk.read_into(self._fd(first.segment), buffers, first.offset)
-            end = first.offset + n
-            for head, (key, location, views) in zip(heads, run):
-                if location.offset + location.nbytes > end:
-                    raise self._corrupt(location, "the file ends inside the record")
-                metas.append(self._check(key, location, head, views))
+        with ahead(self._read_run, _runs(wanted)) as runs:
+            for run, heads, end in runs:
+                for head, (key, location, views) in zip(heads, run):
+                    if location.offset + location.nbytes > end:
+                        raise self._corrupt(location, "the file ends inside the record")
+                    metas.append(self._check(key, location, head, views))
         return metas
+
+    def _read_run(self, run: list[Wanted]) -> tuple[list[Wanted], list[bytearray], int]:
+        """Read neighbouring records; the run, header and meta of each, and where reading ended."""
+        first = run[0][1]
+        heads = [bytearray(_RECORD.size + location.meta_nbytes) for _, location, _ in run]
+        buffers: list[Buffer] = []
+        for head, (_, _, views) in zip(heads, run):
+            buffers += [head, *views]
+        n = disk.read_into(self._fd(first.segment), buffers, first.offset)
+        return run, heads, first.offset + n
 
     def _check(
         self, key: bytes, location: Location, head: bytearray, views: Sequence[memoryview]
@@ -466,11 +474,9 @@ def _file_header(number: int, batch: int) -> bytes:
     return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
 
 
-def _runs(
-    wanted: Sequence[tuple[bytes, Location, Sequence[memoryview]]],
-) -> Iterator[list[tuple[bytes, Location, Sequence[memoryview]]]]:
+def _runs(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
     """Cut ``wanted`` into stretches that lie one after the other in a file."""
-    run: list[tuple[bytes, Location, Sequence[memoryview]]] = []
+    run: list[Wanted] = []
     nbytes = buffers = 0
     for item in wanted:
         _, location, views = item

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvtrial.cold import disk, keys
+from kvtrial.cold.ahead import ahead
 from kvtrial.cold.errors import (
     ColdError,
     CorruptSegment,
@@ -209,18 +210,24 @@ class ColdStore(ABC):
             self._refuse_other_holes(chain, present, valid)
             snapshot = Snapshot(valid.shape[1], time.time(), tuple(page.key for page in chain))
             known = self._index.get("snapshots", snapshot.key) is not None
-            batches = payload_bytes = 0
-            for start in range(0, max(len(missing), not known), batch_pages):
-                part = missing[start : start + batch_pages]
-                last = start + batch_pages >= len(missing)
-                pages = [self._take(session, i, chain[i], valid) for i in part]
-                self._poisoning(self._write, pages, snapshot if last else None)
-                batches += 1
-                payload_bytes += sum(page.meta.payload_nbytes for page in pages)
-                if progress is not None:
-                    progress(min(start + batch_pages, len(missing)), len(missing))
+            batches = [
+                missing[start : start + batch_pages]
+                for start in range(0, max(len(missing), not known), batch_pages)
+            ]
+            payload_bytes = 0
+
+            def take(batch: list[int]) -> list[Page]:
+                return [self._take(session, i, chain[i], valid) for i in batch]
+
+            with ahead(take, batches) as taken:
+                for n, pages in enumerate(taken, start=1):
+                    last = n == len(batches)
+                    self._poisoning(self._write, pages, snapshot if last else None)
+                    payload_bytes += sum(page.meta.payload_nbytes for page in pages)
+                    if progress is not None:
+                        progress(min(n * batch_pages, len(missing)), len(missing))
         return SpillReport(
-            valid.shape[1], len(missing), len(chain) - len(missing), payload_bytes, batches
+            valid.shape[1], len(missing), len(chain) - len(missing), payload_bytes, len(batches)
         )
 
     def restore(self, token_ids: Any, session: KVSession) -> int:
@@ -323,8 +330,14 @@ class ColdStore(ABC):
         return sum(p.stat().st_size for p in self.path.rglob("*") if p.is_file())
 
     def index_bytes(self) -> int:
-        """Bytes of the RocksDB folder; in Z1 the pages are inside it."""
-        return sum(p.stat().st_size for p in self._index.path.rglob("*") if p.is_file())
+        """Bytes of the RocksDB folder without the blob files that hold Z1's pages."""
+        files = (p for p in self._index.path.rglob("*") if p.is_file() and p.suffix != ".blob")
+        return sum(p.stat().st_size for p in files)
+
+    @property
+    def syncs(self) -> int:
+        """Syncs so far, to be compared before and after: ours in this process and RocksDB's."""
+        return disk.counters.fsyncs + self._index.syncs
 
     def close(self) -> None:
         """Release files and the lock. A second close does nothing."""
@@ -442,7 +455,7 @@ class ColdStore(ABC):
             view = session.page_bytes(int(layer), index)
             if view is None:
                 raise InvalidArgument(f"layer {layer} has valid rows in page {index} but no page")
-            payload.append(memoryview(view).cast("B"))
+            payload.append(_flat(view))
         page_nbytes = session.store.page_nbytes
         meta = PageMeta(page.parent, content_address(payload), page.tokens, part, page_nbytes)
         return Page(page.key, meta, payload)
@@ -485,4 +498,9 @@ def _validity(session: KVSession, identity: Identity, n_tokens: int) -> Bool:
 
 def _column(views: list[list[memoryview | None]], page: int) -> list[memoryview]:
     """One page's writable views over all layers that have it, as bytes."""
-    return [memoryview(v).cast("B") for layer in views if (v := layer[page]) is not None]
+    return [_flat(v) for layer in views if (v := layer[page]) is not None]
+
+
+def _flat(view: memoryview) -> memoryview:
+    """A page's view as bytes; most stores give it so, and one object less counts a thousand times."""
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
