@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "kv_kernel.h"
+
 typedef struct kvn_store kvn_store;
 
 typedef enum {
@@ -54,9 +56,8 @@ typedef struct {
     int64_t q_heads;
     int64_t first_head; /* query heads before those of the store's first KV head */
     float scale;
-    /* Runs body(context, i) for i in [0, n) and returns when all are done; NULL: the caller's thread. */
-    void (*parallel_for)(void *pool, void (*body)(void *context, int64_t i), void *context, int64_t n);
-    void *pool;
+    /* kv_parallel_for of thread_pool.h, so that threads are the same in every arm */
+    void (*parallel_for)(void (*task)(void *, int64_t), void *context, int64_t n, int threads);
     int64_t threads;
 } kvn_call;
 
@@ -113,6 +114,9 @@ int kvn_restore_page(kvn_store *, kvn_handle, int64_t layer, int64_t index, floa
                      kvn_fault *);
 int kvn_finish_restore(kvn_store *, kvn_handle, kvn_fault *);
 int kvn_cancel_restore(kvn_store *, kvn_handle, kvn_fault *);
+
+/* K4's kernel: FP32 pages that another owner holds. Nonzero: a bug, nothing to be used. */
+int kvn_span_fp32(const kv_span *span);
 
 /* out: a count for each page of the pool */
 int kvn_reference_counts(kvn_store *, uint32_t *out, kvn_fault *);

@@ -20,15 +20,15 @@ pub const BLOCK: usize = 8;
 /// Lanes that share the registers of one tile.
 const TILE: usize = 3;
 
-/// Runs `body(context, i)` for each i in [0, n), on any thread, and returns when all are done.
+/// `kv_parallel_for`: runs `task(context, i)` for each i in [0, n) on up to `threads` threads, and
+/// returns when all are done.
 pub type ParallelFor =
-    unsafe extern "C" fn(*mut c_void, extern "C" fn(*mut c_void, i64), *mut c_void, i64);
+    unsafe extern "C" fn(extern "C" fn(*mut c_void, i64), *mut c_void, i64, i32);
 
-/// Who shares the work: a function with its own context, and how many threads it has.
+/// Who shares the work.
 #[derive(Clone, Copy)]
 pub struct Threads {
     pub run: Option<ParallelFor>,
-    pub pool: *mut c_void,
     pub count: usize,
 }
 
@@ -37,6 +37,8 @@ pub struct Threads {
 pub struct Pages<'a> {
     pub shape: Shape,
     pub base: *const f32,
+    /// From page to page.
+    pub page_floats: usize,
     pub ids: &'a [i32],
     pub bits: &'a [u64],
 }
@@ -62,12 +64,21 @@ impl Query {
 /// Running softmax of all lanes: maximum, sum, and the weighted V rows, not divided.
 #[derive(Clone, Copy)]
 pub struct State {
-    max: *mut f32,
-    sum: *mut f32,
-    acc: *mut f32,
+    pub max: *mut f32,
+    pub sum: *mut f32,
+    pub acc: *mut f32,
 }
 
 impl State {
+    /// The state from lane `lane` on.
+    fn skip(self, lane: usize, stride: usize) -> State {
+        State {
+            max: self.max.wrapping_add(lane),
+            sum: self.sum.wrapping_add(lane),
+            acc: self.acc.wrapping_add(lane * stride),
+        }
+    }
+
     fn floats(lanes: usize, stride: usize) -> usize {
         lanes * (stride + 2)
     }
@@ -134,9 +145,12 @@ extern "C" fn run_unit(context: *mut c_void, unit: i64) {
         let first = (job.first_span + span) * per_span;
         let last = (first + per_span).min(job.pages.ids.len());
         let heads = cut(part)..cut(part + 1);
+        let Shape { group, stride, .. } = job.pages.shape;
+        let lane = heads.start * job.query.rows * group;
         // SAFETY: a unit writes the lanes of its own heads in the state of its own span.
         unsafe {
-            attend_pages(&job.pages, &job.query, job.q, job.state(span), first..last, heads);
+            let (q, state) = (job.q.add(lane * stride), job.state(span).skip(lane, stride));
+            attend_pages(&job.pages, &job.query, q, state, first..last, heads);
         }
     });
     // A panic must not unwind into the thread pool, which is not Rust.
@@ -197,7 +211,7 @@ pub unsafe fn attend(
     match threads.run {
         // SAFETY: `run` returns after the last unit, so `job` outlives its use.
         Some(run) if threads.count > 1 && units > 1 => unsafe {
-            run(threads.pool, run_unit, context, units);
+            run(run_unit, context, units, threads.count as i32);
         },
         _ => (0..units).for_each(|unit| run_unit(context, unit)),
     }
@@ -287,8 +301,8 @@ fn finite_or_zero(max: f32) -> f32 {
 /// Attention of all lanes of `heads` over the entries `entries`, from an empty state.
 ///
 /// # Safety
-/// `q` holds the padded lanes, `state` their state; the pages behind the ids are readable.
-unsafe fn attend_pages(
+/// `q` holds the padded lanes of `heads`, `state` their state; the pages behind the ids are readable.
+pub unsafe fn attend_pages(
     pages: &Pages,
     query: &Query,
     q: *const f32,
@@ -298,10 +312,10 @@ unsafe fn attend_pages(
 ) {
     let shape = &pages.shape;
     let (stride, per_head) = (shape.stride, query.rows * shape.group);
-    let page_of = |id: i32| pages.base.wrapping_add(id as usize * shape.page_floats());
+    let page_of = |id: i32| pages.base.wrapping_add(id as usize * pages.page_floats);
     // SAFETY: lanes, heads and entries are inside their arrays, as the caller promises.
     unsafe {
-        for lane in heads.start * per_head..heads.end * per_head {
+        for lane in 0..heads.len() * per_head {
             *state.max.add(lane) = f32::NEG_INFINITY;
             *state.sum.add(lane) = 0.0;
             state.acc.add(lane * stride).write_bytes(0, stride);
@@ -332,6 +346,7 @@ unsafe fn attend_pages(
                 };
                 let mut tile = Tile {
                     k: page.add(shape.row_offset(head, 0)),
+                    dim: shape.dim,
                     stride,
                     tokens: shape.page_tokens,
                     mask: 0,
@@ -348,7 +363,7 @@ unsafe fn attend_pages(
                         .count();
                     let n = if same == 4 { 2 } else { same.min(TILE) };
                     if tile.mask != 0 {
-                        let at = head * per_head + lane;
+                        let at = (head - heads.start) * per_head + lane;
                         match n {
                             3 => tile.run::<3>(q, state, at, &mut scores),
                             2 => tile.run::<2>(q, state, at, &mut scores),
@@ -367,6 +382,7 @@ unsafe fn attend_pages(
 /// The K and V tile of one head in one page, for lanes that see the same slots.
 struct Tile {
     k: *const f32,
+    dim: usize,
     stride: usize,
     tokens: usize,
     mask: u64,
@@ -389,10 +405,7 @@ impl Tile {
         // SAFETY: passed on.
         unsafe {
             self.score::<N>(q.add(lane * self.stride), scores);
-            let mut rescale = [1.0_f32; N];
-            for n in 0..N {
-                rescale[n] = self.weigh(&mut scores[n], state, lane + n);
-            }
+            let rescale = self.weigh::<N>(scores, state, lane);
             let acc = state.acc.add(lane * self.stride);
             let mut column = 0;
             while column + 4 * WIDTH <= self.stride {
@@ -414,6 +427,27 @@ impl Tile {
         }
     }
 
+    /// Adds the products of 8 columns of 4 rows with N lanes.
+    #[inline(always)]
+    unsafe fn dot<const N: usize>(
+        &self,
+        quad: usize,
+        d: usize,
+        q: *const f32,
+        acc: &mut [[F8; 4]; N],
+        keep: impl Fn(F8) -> F8,
+    ) {
+        for r in 0..4 {
+            // SAFETY: the rows and columns lie in the tile; a lane of q is `stride` long.
+            unsafe {
+                let k = keep(F8::load(self.k.add((quad + r) * self.stride + d)));
+                for n in 0..N {
+                    acc[n][r] = acc[n][r].fma(k, F8::load(q.add(n * self.stride + d)));
+                }
+            }
+        }
+    }
+
     /// Scores of all slots; those outside the mask get -inf, whatever lies there.
     #[inline(always)]
     unsafe fn score<const N: usize>(&self, q: *const f32, scores: &mut [[f32; 64]; TILE]) {
@@ -422,16 +456,16 @@ impl Tile {
             let mut sums = [[f32::NEG_INFINITY; 4]; N];
             if self.mask >> quad & 0xF != 0 {
                 let mut acc = [[F8::splat(0.0); 4]; N];
-                for d in (0..stride).step_by(WIDTH) {
-                    for r in 0..4 {
-                        // SAFETY: row quad + r and column d lie in the tile; q rows are `stride` long.
-                        unsafe {
-                            let k = F8::load(self.k.add((quad + r) * stride + d));
-                            for (n, acc) in acc.iter_mut().enumerate() {
-                                acc[r] = acc[r].fma(k, F8::load(q.add(n * stride + d)));
-                            }
-                        }
-                    }
+                let whole = self.dim / WIDTH * WIDTH;
+                for d in (0..whole).step_by(WIDTH) {
+                    // SAFETY: rows [quad, quad + 4) and columns [d, d + 8) lie in the tile.
+                    unsafe { self.dot(quad, d, q, &mut acc, |k| k) };
+                }
+                if whole < self.dim {
+                    // Padding may hold anything, NaN included.
+                    let tail = self.dim - whole;
+                    // SAFETY: as above, since rows are padded to whole vectors.
+                    unsafe { self.dot(quad, whole, q, &mut acc, |k| k.first(tail)) };
                 }
                 for n in 0..N {
                     sums[n] = F8::sum4(acc[n]).map(|x| x * self.scale);
@@ -454,36 +488,50 @@ impl Tile {
         }
     }
 
-    /// Turns a lane's scores into weights and updates its maximum and sum; returns the factor for
-    /// what was gathered before.
+    /// Turns scores into weights and updates each lane's maximum and sum; returns the factors for what
+    /// was gathered before.
     #[inline(always)]
-    unsafe fn weigh(&self, scores: &mut [f32; 64], state: State, lane: usize) -> f32 {
-        let scores = &mut scores[..self.tokens];
-        // SAFETY: `tokens` is a multiple of eight; the lane lies in the state.
+    unsafe fn weigh<const N: usize>(
+        &self,
+        scores: &mut [[f32; 64]; TILE],
+        state: State,
+        lane: usize,
+    ) -> [f32; N] {
+        let chunks = (0..self.tokens).step_by(WIDTH);
+        let mut rescale = [1.0; N];
+        // SAFETY: `tokens` is a multiple of eight, at most 64; the lanes lie in the state.
         unsafe {
-            let mut tops = F8::splat(f32::NEG_INFINITY);
-            for chunk in scores.chunks_exact(WIDTH) {
-                tops = F8::load(chunk.as_ptr()).max(tops);
+            let mut tops = [F8::splat(f32::NEG_INFINITY); 4];
+            for n in 0..N {
+                for at in chunks.clone() {
+                    tops[n] = F8::load(scores[n].as_ptr().add(at)).max(tops[n]);
+                }
             }
-            let mut top = [0.0; WIDTH];
-            tops.store(top.as_mut_ptr());
-            let before = *state.max.add(lane);
-            // f32::max leaves NaN out; a NaN score shows in the sum.
-            let max = top.into_iter().fold(before, f32::max);
-            let shift = F8::splat(finite_or_zero(max));
-            let mut sums = F8::splat(0.0);
-            for chunk in scores.chunks_exact_mut(WIDTH) {
-                let weights = F8::load(chunk.as_ptr()).sub(shift).exp();
-                weights.store(chunk.as_mut_ptr());
-                sums = sums.add(weights);
+            let tops = F8::max4(tops);
+            let mut sums = [F8::splat(0.0); 4];
+            for n in 0..N {
+                let before = *state.max.add(lane + n);
+                // f32::max leaves NaN out; a NaN score shows in the sum.
+                let max = before.max(tops[n]);
+                if max > before {
+                    rescale[n] = exp(before - max);
+                    *state.max.add(lane + n) = max;
+                }
+                let shift = F8::splat(finite_or_zero(max));
+                for at in chunks.clone() {
+                    let score = scores[n].as_mut_ptr().add(at);
+                    let weights = F8::load(score).sub(shift).exp();
+                    weights.store(score);
+                    sums[n] = sums[n].add(weights);
+                }
             }
-            let zero = F8::splat(0.0);
-            let rescale = if max > before { exp(before - max) } else { 1.0 };
-            let sum = state.sum.add(lane);
-            *sum = *sum * rescale + F8::sum4([sums, zero, zero, zero])[0];
-            *state.max.add(lane) = max;
-            rescale
+            let sums = F8::sum4(sums);
+            for n in 0..N {
+                let sum = state.sum.add(lane + n);
+                *sum = *sum * rescale[n] + sums[n];
+            }
         }
+        rescale
     }
 
     /// Adds the weighted V rows, C vectors from `column` on.

@@ -7,7 +7,6 @@ use crate::attend::{ParallelFor, Threads};
 use crate::fault::{Code, Fault};
 use crate::pool::Shape;
 use crate::store::{Store, NO_PAGE};
-use std::ffi::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::slice;
 
@@ -29,7 +28,6 @@ pub struct Call {
     pub first_head: i64,
     pub scale: f32,
     pub parallel_for: Option<ParallelFor>,
-    pub pool: *mut c_void,
     pub threads: i64,
 }
 
@@ -39,7 +37,7 @@ impl Call {
     }
 
     fn threads(&self) -> Threads {
-        Threads { run: self.parallel_for, pool: self.pool, count: self.threads as usize }
+        Threads { run: self.parallel_for, count: self.threads as usize }
     }
 }
 

@@ -1,7 +1,8 @@
 //! The native arm of kvtrial: a KV page pool and an attention kernel behind a C boundary.
 //!
 //! `memory` maps, `pool` counts pages, `store` keeps sessions and their tables, `rows`, `branch`,
-//! `restore` and `query` are the verbs, `attend` is the kernel over `simd`, and `ffi` is the door.
+//! `restore` and `query` are the verbs, `attend` is the kernel over `simd`, `ffi` is the door, and `span`
+//! that of K4, whose pages are not ours.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
@@ -20,4 +21,5 @@ mod query;
 mod restore;
 mod rows;
 mod simd;
+mod span;
 mod store;

@@ -1,7 +1,8 @@
 //! The page pool: page ids, reference counts and the free list over one region of memory.
 //!
 //! A page holds P tokens of one layer, head-major: for each local KV head a K tile (P, stride), then
-//! its V tile (P, stride). Rows are padded to `stride`; a written row has zeros in its padding.
+//! its V tile (P, stride). Rows are padded to `stride`; the padding may
+//! hold anything and takes part in nothing.
 
 use crate::fault::{Code, Fault};
 use crate::memory::Region;
@@ -174,7 +175,7 @@ impl Pool {
         }
     }
 
-    /// Writes one token's rows, `k` and `v` of (heads, dim), with zeros in the padding.
+    /// Writes one token's rows, `k` and `v` of (heads, dim).
     ///
     /// # Safety
     /// `k` and `v` are readable for heads * dim floats and lie outside the page.
@@ -188,7 +189,6 @@ impl Pool {
                 v_row.copy_from_nonoverlapping(v.add(head * dim), dim);
             }
         }
-        self.clear_padding(id, slot);
     }
 
     /// Copies one token's rows out.
@@ -203,22 +203,6 @@ impl Pool {
             unsafe {
                 k_row.copy_to_nonoverlapping(k.add(head * dim), dim);
                 v_row.copy_to_nonoverlapping(v.add(head * dim), dim);
-            }
-        }
-    }
-
-    /// Zeros the padding of one token's rows: the kernel multiplies it by the query's zeros.
-    pub fn clear_padding(&mut self, id: i32, slot: usize) {
-        let Shape { heads, dim, stride, .. } = self.shape;
-        if dim == stride {
-            return;
-        }
-        for head in 0..heads {
-            let (k_row, v_row) = self.row(id, head, slot);
-            // SAFETY: [dim, stride) of a row lies inside it.
-            unsafe {
-                k_row.add(dim).write_bytes(0, stride - dim);
-                v_row.add(dim).write_bytes(0, stride - dim);
             }
         }
     }

@@ -9,7 +9,8 @@ impl Store {
     fn pages(&self, s: usize, l: usize, length: i64) -> Pages<'_> {
         let n = self.shape.pages_for(length);
         let (ids, bits) = (&self.ids(s, l)[..n], &self.bits(s, l)[..n]);
-        Pages { shape: self.shape, base: self.pool.base(), ids, bits }
+        let page_floats = self.shape.page_floats();
+        Pages { shape: self.shape, base: self.pool.base(), page_floats, ids, bits }
     }
 
     /// Attention of one query token over every valid row.

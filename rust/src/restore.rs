@@ -57,9 +57,7 @@ impl Store {
                 if id == NO_PAGE {
                     continue;
                 }
-                // What came from outside may hold anything in its padding.
                 for slot in 0..self.shape.page_tokens {
-                    self.pool.clear_padding(id, slot);
                     if bits >> slot & 1 == 0 {
                         self.pool.poison_rows(id, slot..slot + 1);
                     }

@@ -151,9 +151,6 @@ impl Store {
         self.cancel(s, l);
         let id = self.own(s, l, index);
         self.pool.poison_rows(id, slot..slot + positions.len());
-        for i in 0..positions.len() {
-            self.pool.clear_padding(id, slot + i);
-        }
         self.layer_mut(s, l).slot = Slot::Open { start, n };
         self.sessions[s].open_slots += 1;
         self.sessions[s].version += 1;

@@ -72,20 +72,38 @@ mod lanes {
                 _mm256_mul_ps(self.0, _mm256_castsi256_ps(bits))
             })
         }
+        /// The first `n` lanes, n < 8, with zeros behind.
+        #[inline(always)]
+        pub fn first(self, n: usize) -> F8 {
+            F8(unsafe {
+                let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                let keep = _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lanes);
+                _mm256_and_ps(self.0, _mm256_castsi256_ps(keep))
+            })
+        }
+        /// Folds each of four vectors; two shuffles and an addition are quicker than `haddps`.
+        #[inline(always)]
+        fn fold4(v: [F8; 4], join: fn(__m256, __m256) -> __m256) -> [f32; 4] {
+            let mut out = [0.0; 4];
+            unsafe {
+                let pairs = |a, b| {
+                    join(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xDD>(a, b))
+                };
+                let quads = pairs(pairs(v[0].0, v[1].0), pairs(v[2].0, v[3].0));
+                let both = join(quads, _mm256_permute2f128_ps::<1>(quads, quads));
+                _mm_storeu_ps(out.as_mut_ptr(), _mm256_castps256_ps128(both));
+            }
+            out
+        }
         /// The sums of four vectors.
         #[inline(always)]
         pub fn sum4(v: [F8; 4]) -> [f32; 4] {
-            let mut out = [0.0; 4];
-            unsafe {
-                let pairs = _mm256_hadd_ps(
-                    _mm256_hadd_ps(v[0].0, v[1].0),
-                    _mm256_hadd_ps(v[2].0, v[3].0),
-                );
-                let low = _mm256_castps256_ps128(pairs);
-                let high = _mm256_extractf128_ps::<1>(pairs);
-                _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(low, high));
-            }
-            out
+            F8::fold4(v, |a, b| unsafe { _mm256_add_ps(a, b) })
+        }
+        /// The largest of each of four vectors; NaN may be left out.
+        #[inline(always)]
+        pub fn max4(v: [F8; 4]) -> [f32; 4] {
+            F8::fold4(v, |a, b| unsafe { _mm256_max_ps(a, b) })
         }
         /// Asks for the cache line at `p`, which need not be readable.
         #[inline(always)]
@@ -171,10 +189,25 @@ mod lanes {
                 F8(half(self.0, n.0), half(self.1, n.1))
             }
         }
+        /// The first `n` lanes, n < 8, with zeros behind.
+        #[inline(always)]
+        pub fn first(self, n: usize) -> F8 {
+            let mut x = [0.0_f32; 8];
+            unsafe {
+                self.store(x.as_mut_ptr());
+                x[n..].fill(0.0);
+                F8::load(x.as_ptr())
+            }
+        }
         /// The sums of four vectors.
         #[inline(always)]
         pub fn sum4(v: [F8; 4]) -> [f32; 4] {
             v.map(|x| unsafe { vaddvq_f32(vaddq_f32(x.0, x.1)) })
+        }
+        /// The largest of each of four vectors; NaN may be left out.
+        #[inline(always)]
+        pub fn max4(v: [F8; 4]) -> [f32; 4] {
+            v.map(|x| unsafe { vmaxnmvq_f32(vmaxnmq_f32(x.0, x.1)) })
         }
         /// Asks for the cache line at `p`, which need not be readable.
         #[inline(always)]
@@ -254,10 +287,20 @@ mod lanes {
         pub fn scale_by_power(self, n: F8) -> F8 {
             F8(from_fn(|i| self.0[i] * f32::from_bits(((n.0[i] as i32 + 127) << 23) as u32)))
         }
+        /// The first `n` lanes, n < 8, with zeros behind.
+        #[inline(always)]
+        pub fn first(self, n: usize) -> F8 {
+            F8(from_fn(|i| if i < n { self.0[i] } else { 0.0 }))
+        }
         /// The sums of four vectors.
         #[inline(always)]
         pub fn sum4(v: [F8; 4]) -> [f32; 4] {
             v.map(|F8(x)| ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])))
+        }
+        /// The largest of each of four vectors; NaN may be left out.
+        #[inline(always)]
+        pub fn max4(v: [F8; 4]) -> [f32; 4] {
+            v.map(|F8(x)| x.into_iter().fold(f32::NEG_INFINITY, f32::max))
         }
         #[inline(always)]
         pub fn prefetch(_: *const f32) {}
@@ -318,5 +361,18 @@ mod tests {
     fn sums_keep_their_places() {
         let v = [1.0, 2.0, 3.0, 4.0].map(F8::splat);
         assert_eq!(F8::sum4(v), [8.0, 16.0, 24.0, 32.0]);
+        assert_eq!(F8::max4(v), [1.0, 2.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn a_fold_sees_every_lane() {
+        for lane in 0..WIDTH {
+            let mut x = [-1.0; WIDTH];
+            x[lane] = 9.0;
+            // SAFETY: `x` holds eight floats.
+            let v = unsafe { F8::load(x.as_ptr()) };
+            assert_eq!(F8::max4([v; 4]), [9.0; 4]);
+            assert_eq!(F8::sum4([v; 4]), [2.0; 4]);
+        }
     }
 }

@@ -98,6 +98,24 @@ def test_spans_and_holes_merge_to_one_softmax() -> None:
     np.testing.assert_allclose(contract.merge(parts), out, atol=3e-6)
 
 
+@pytest.mark.parametrize("n", [300, 5000])
+def test_threads_share_the_work_and_change_no_bit(n: int) -> None:
+    seen = set()
+    for threads in (1, 2, 3):
+        store = open_store(layers=1, budget_bytes=1 << 23, threads=threads)
+        session = store.open_session()
+        fill(session, 0, n)
+        q = np.random.default_rng(5).standard_normal((9, 6, 59), np.float32)
+        out, block = np.full_like(q[0], np.nan), np.full_like(q, np.nan)
+        session.attend(0, q[0].copy(), out, 0.3)
+        session.attend_block(0, q, block, 0.3)
+        seen.add(out.tobytes() + block.tobytes())
+        np.testing.assert_allclose(
+            out, softmax_attention(q[0], *session.read(0, np.arange(n)), 0.3), atol=3e-6
+        )
+    assert len(seen) == 1
+
+
 def test_a_block_sees_no_later_row_even_if_it_holds_inf() -> None:
     store = open_store(layers=1)
     session = store.open_session()

@@ -7,6 +7,7 @@ work space of a store serves one call at a time, and threads are the ones of the
 
 cimport numpy as cnp
 from cpython.number cimport PyNumber_Index
+from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport isfinite
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -31,6 +32,17 @@ from kvtrial.contract import (
 cnp.import_array()
 
 
+cdef extern from "thread_pool.h":
+    ctypedef void (*kv_task_fn)(void *, int64_t) noexcept nogil
+    void kv_parallel_for(kv_task_fn, void *, int64_t, int) noexcept nogil
+
+
+cdef extern from "kv_kernel.h":
+    const char *KV_KERNEL_CAPSULE
+    ctypedef struct kv_span:
+        pass
+
+
 cdef extern from "kvtrial_native.h":
     ctypedef struct kvn_store:
         pass
@@ -44,10 +56,7 @@ cdef extern from "kvtrial_native.h":
         const float *q
         int64_t q_heads, first_head
         float scale
-        void (*parallel_for)(
-            void *, void (*)(void *, int64_t) noexcept nogil, void *, int64_t
-        ) noexcept nogil
-        void *pool
+        void (*parallel_for)(kv_task_fn, void *, int64_t, int) noexcept nogil
         int64_t threads
 
     enum:
@@ -105,6 +114,7 @@ cdef extern from "kvtrial_native.h":
     int kvn_cancel_restore(kvn_store *, kvn_handle, kvn_fault *) nogil
     int kvn_reference_counts(kvn_store *, uint32_t *, kvn_fault *) nogil
     int kvn_pages_free(kvn_store *, int64_t *, kvn_fault *) nogil
+    int kvn_span_fp32(const kv_span *) nogil
 
 
 #: Code of the boundary -> the contract's error and its message.
@@ -177,6 +187,11 @@ _ERRORS = {
 }
 
 
+def kernel_capsule():
+    """The Rust kernel over FP32 pages of another owner, a ``kv_span_fn`` in a PyCapsule."""
+    return PyCapsule_New(<void *>kvn_span_fp32, KV_KERNEL_CAPSULE, NULL)
+
+
 cdef object _error(const kvn_fault *fault):
     kind, text = _ERRORS[fault.code]
     return kind(text.format(value=fault.value, low=fault.low, high=fault.high))
@@ -226,7 +241,7 @@ cdef class Store:
     cdef _Memory memory
     cdef object _ledger, _reservation
     # The spec's shape as integers of the machine: `heads` and `first_head` are this store's share.
-    cdef int64_t q_heads, heads, first_head, dim, stride, page_tokens, base
+    cdef int64_t q_heads, heads, first_head, dim, stride, page_tokens, base, threads
 
     def __init__(self, spec, *, bint poison=False):
         cdef kvn_fault fault
@@ -235,6 +250,7 @@ cdef class Store:
         self.q_heads, self.heads, self.dim = spec.q_heads, spec.local_kv_heads, spec.head_dim
         self.first_head = spec.heads[0] * spec.group
         self.page_tokens, self.base = spec.page_tokens, spec.base_position
+        self.threads = spec.threads
         self.page_nbytes = kvn_page_nbytes(self.heads, self.dim, self.page_tokens)
         self.pages_total = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
         self.row_bytes = self.page_nbytes // self.page_tokens
@@ -468,9 +484,8 @@ cdef class Session:
         call.q_heads = self.store.q_heads
         call.first_head = self.store.first_head
         call.scale = scale
-        call.parallel_for = NULL
-        call.pool = NULL
-        call.threads = 1
+        call.parallel_for = kv_parallel_for
+        call.threads = self.store.threads
         return call
 
     def attend(self, layer, q, out, scale):
