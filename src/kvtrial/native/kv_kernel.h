@@ -29,7 +29,7 @@ typedef struct kv_span {
     const unsigned char *pool;
     int64_t page_bytes;
     const int32_t *page_ids; /* of the layer, by slot / page_tokens; -1: only holes */
-    const uint64_t *valid;   /* of the layer: slot s is bit s % 64 of word s / 64 */
+    const uint64_t *valid;   /* of the layer, a word a page: bit t is row t of that page */
     int64_t first_slot;      /* slots [first, last), slot = position - base_position */
     int64_t last_slot;
     int64_t row_bytes;   /* from one row of a tile to the next */

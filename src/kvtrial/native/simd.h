@@ -1,0 +1,153 @@
+/* Vectors of 8 floats for the kernels: AVX2 + FMA + F16C, NEON, and a portable form.
+
+   Loads and stores are unaligned. `kv_vf` is a GCC/Clang vector of 8 floats, so that arithmetic
+   operators and the portable form are one; where the machine has the instruction, a function uses it. */
+#ifndef KV_SIMD_H
+#define KV_SIMD_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define KV_AVX2 1
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define KV_NEON 1
+#endif
+
+#define KV_INLINE static inline __attribute__((always_inline))
+
+typedef float kv_vf __attribute__((vector_size(32)));
+typedef int32_t kv_vi __attribute__((vector_size(32)));
+
+KV_INLINE kv_vf kv_zero(void) { return (kv_vf){0}; }
+KV_INLINE kv_vf kv_splat(float x) { return (kv_vf){x, x, x, x, x, x, x, x}; }
+KV_INLINE kv_vf kv_load(const float *at) { kv_vf x; memcpy(&x, at, sizeof x); return x; }
+KV_INLINE void kv_store(float *at, kv_vf x) { memcpy(at, &x, sizeof x); }
+
+KV_INLINE kv_vf kv_fma(kv_vf a, kv_vf b, kv_vf c) {
+#if KV_AVX2
+    return (kv_vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c; /* -ffp-contract=fast fuses it */
+#endif
+}
+
+KV_INLINE kv_vf kv_mul(kv_vf a, kv_vf b) { return a * b; }
+KV_INLINE kv_vf kv_add(kv_vf a, kv_vf b) { return a + b; }
+KV_INLINE kv_vf kv_sub(kv_vf a, kv_vf b) { return a - b; }
+
+/* b where either is NaN. */
+KV_INLINE kv_vf kv_max(kv_vf a, kv_vf b) {
+#if KV_AVX2
+    return (kv_vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    kv_vi pick = a > b;
+    return (kv_vf)((pick & (kv_vi)a) | (~pick & (kv_vi)b));
+#endif
+}
+
+/* Keeps lanes below `lanes` and makes zeros of the rest, whatever they hold. */
+KV_INLINE kv_vf kv_head(kv_vf x, int32_t lanes) {
+    kv_vi index = {0, 1, 2, 3, 4, 5, 6, 7};
+    kv_vi keep = index < (kv_vi){lanes, lanes, lanes, lanes, lanes, lanes, lanes, lanes};
+    return (kv_vf)((kv_vi)x & keep);
+}
+
+KV_INLINE float kv_hsum(kv_vf x) {
+    return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]));
+}
+
+/* The four sums of a, b, c and d, into four floats. */
+KV_INLINE void kv_hsum4(float *at, kv_vf a, kv_vf b, kv_vf c, kv_vf d) {
+#if KV_AVX2
+    __m256 ab = _mm256_hadd_ps((__m256)a, (__m256)b), cd = _mm256_hadd_ps((__m256)c, (__m256)d);
+    __m256 all = _mm256_hadd_ps(ab, cd);
+    _mm_storeu_ps(at, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+#else
+    at[0] = kv_hsum(a), at[1] = kv_hsum(b), at[2] = kv_hsum(c), at[3] = kv_hsum(d);
+#endif
+}
+
+KV_INLINE float kv_hmax(kv_vf x) {
+    float top = x[0];
+    for (int i = 1; i < 8; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
+
+/* exp(x) for x <= 0, within 2 ulp; exactly 0 below -87.3 (no subnormal comes out), NaN for NaN.
+   x = n ln 2 + r with |r| <= ln 2 / 2; a polynomial of degree 6 (Taylor, error below 2^-26 there). */
+KV_INLINE kv_vf kv_exp(kv_vf x) {
+    const kv_vf floor_x = kv_splat(-87.3f), bias = kv_splat(12582912.0f); /* 1.5 * 2^23 */
+    kv_vi dead = x < floor_x;
+    kv_vf n = kv_fma(x, kv_splat(1.44269504f), bias) - bias;
+    kv_vf r = kv_fma(n, kv_splat(-0.693145752f), x);
+    r = kv_fma(n, kv_splat(-1.42860677e-6f), r);
+    kv_vf p = kv_splat(1.0f / 720);
+    p = kv_fma(p, r, kv_splat(1.0f / 120));
+    p = kv_fma(p, r, kv_splat(1.0f / 24));
+    p = kv_fma(p, r, kv_splat(1.0f / 6));
+    p = kv_fma(p, r, kv_splat(0.5f));
+    p = kv_fma(p, r, kv_splat(1.0f));
+    p = kv_fma(p, r, kv_splat(1.0f));
+    /* n + bias holds n in its low bits: no conversion, so NaN stays harmless. */
+    kv_vi power = ((kv_vi)(n + bias) << 23) + (kv_vi)kv_splat(1.0f);
+    kv_vf y = p * (kv_vf)power;
+    kv_vi nan = x != x;
+    return (kv_vf)(((kv_vi)y & ~dead & ~nan) | ((kv_vi)x & nan));
+}
+
+/* binary16, rounding to nearest even; NaN payloads and subnormals as IEEE 754 says. */
+KV_INLINE uint16_t kv_to_half(float x) {
+#if KV_AVX2
+    return (uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    __fp16 half = (__fp16)x;
+    uint16_t bits;
+    memcpy(&bits, &half, 2);
+    return bits;
+#endif
+}
+
+KV_INLINE float kv_from_half(uint16_t bits) {
+#if KV_AVX2
+    return _cvtsh_ss(bits);
+#else
+    __fp16 half;
+    memcpy(&half, &bits, 2);
+    return (float)half;
+#endif
+}
+
+KV_INLINE kv_vf kv_load_half(const uint16_t *at) {
+#if KV_AVX2
+    return (kv_vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
+#else
+    kv_vf x;
+    for (int i = 0; i < 8; i++) x[i] = kv_from_half(at[i]);
+    return x;
+#endif
+}
+
+/* 8 of the 32 values of a q8_0 block: a binary16 scale, then int8. */
+KV_INLINE kv_vf kv_load_q8(const unsigned char *block, int32_t first) {
+    uint16_t half;
+    memcpy(&half, block, 2);
+    const int8_t *at = (const int8_t *)block + 2 + first;
+#if KV_AVX2
+    __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at));
+    return (kv_vf)_mm256_cvtepi32_ps(wide) * kv_splat(kv_from_half(half));
+#else
+    kv_vf x;
+    for (int i = 0; i < 8; i++) x[i] = at[i];
+    return x * kv_splat(kv_from_half(half));
+#endif
+}
+
+KV_INLINE void kv_prefetch(const void *at) { __builtin_prefetch(at, 0, 3); }
+KV_INLINE int32_t kv_lowest_bit(uint64_t x) { return __builtin_ctzll(x); }
+KV_INLINE int32_t kv_count_bits(uint64_t x) { return __builtin_popcountll(x); }
+KV_INLINE int32_t kv_highest_bit(uint64_t x) { return 63 - __builtin_clzll(x); }
+
+#endif
