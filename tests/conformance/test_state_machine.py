@@ -194,7 +194,7 @@ def test_walks_reach_every_kind_of_refusal(monkeypatch: pytest.MonkeyPatch) -> N
         return did, got
 
     monkeypatch.setattr(Lockstep, "_both", counted)
-    random_walks(Trial(plain_candidate("plain", PlainSession), PAGE))
+    random_walks(Trial(plain_candidate("plain", PlainSession), PAGE), walks=15)
     for kind in (
         *("append", "reserve_slot", "commit_slot", "invalidate", "rollback_tail", "abandon_step"),
         *("begin_branch", "commit_prefix", "close", "append refused", "commit_prefix refused"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from kvtrial.conformance.trial import (
@@ -15,7 +17,7 @@ from kvtrial.conformance.trial import (
     require_attention,
     rows,
 )
-from kvtrial.contract import Capability, KVError, Partial, merge
+from kvtrial.contract import Capability, KVError, KVStore, Partial, merge
 
 
 def _ranges(stop: int, page: int) -> list[list[tuple[int, int]]]:
@@ -82,17 +84,20 @@ def nothing_in_the_part(trial: Trial) -> None:
 
 
 def stores_by_head_group(trial: Trial) -> None:
-    """One store per head group (`kv_head_range`) merges to the whole."""
+    """One store per head group (`kv_head_range`), each in a thread, merges to the whole."""
     n = trial.page_tokens + 3
     with (
         trial.store(layers=1, kv_head_range=(0, 2)) as low,
         trial.store(layers=1, kv_head_range=(2, 3)) as high,
     ):
-        parts = []
-        for store in (low, high):
+
+        def part(store: KVStore) -> Partial:
             session = store.open_session()
             fill(session, range(n))
-            parts.append(session.attend_partial(0, queries(store), 0.4))
+            return session.attend_partial(0, queries(store), 0.4)
+
+        with ThreadPoolExecutor(2) as threads:
+            parts = list(threads.map(part, (low, high)))
         k = np.concatenate([rows(s, 0, range(n))[0] for s in (low, high)], axis=1)
         v = np.concatenate([rows(s, 0, range(n))[1] for s in (low, high)], axis=1)
         require_attention(
