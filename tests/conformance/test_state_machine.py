@@ -16,14 +16,16 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from plain import LeaksAPageOnRollback, PlainSession, WritesSharedPages
+from plain import PlainSession
 from plain import candidate as plain_candidate
+from wrong import LeaksAPageOnRollback, WritesSharedPages
 
 from kvtrial import candidates
 from kvtrial.conformance import CheckFailed, Trial
+from kvtrial.conformance.lockstep import Lockstep
 from kvtrial.conformance.model import Refusal
 from kvtrial.conformance.suite import poisoned
-from kvtrial.conformance.walk import MAX_SESSIONS, Lockstep, random_walks
+from kvtrial.conformance.walk import MAX_SESSIONS, random_walks
 from kvtrial.contract import Candidate, Capability
 
 CANDIDATES = list(candidates.candidates().values())

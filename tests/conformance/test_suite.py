@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from plain import WRONG, PlainSession, candidate
+from plain import PlainSession, candidate
+from wrong import WRONG
 
 from kvtrial.conformance import TESTS, Outcome, Status, Trial, run, run_test
 from kvtrial.conformance.isolated import result, write

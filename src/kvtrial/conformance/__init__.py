@@ -4,8 +4,8 @@
 >>> failed = [o for o in run(candidate) if o.status is Status.FAILED]      # doctest: +SKIP
 
 `trial` holds what checks are written with, one module a topic holds the checks, `suite` names the
-tests, `model` is the dictionary that `walk` drives a store beside, `isolated` runs a candidate in a
-process of its own.
+tests, `model` is the dictionary that `lockstep` keeps a store beside, `isolated` runs a candidate in
+a process of its own.
 """
 
 from kvtrial.conformance.isolated import run_isolated
