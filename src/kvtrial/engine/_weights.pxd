@@ -1,0 +1,62 @@
+from libc.stdint cimport int8_t, uint8_t
+
+ctypedef void (*dot4_t)(
+    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, float* sums
+) noexcept nogil
+
+
+cdef struct Activation:
+    # One vector that weights are multiplied with.
+    Py_ssize_t cols
+    const float* values  # (cols,)
+    const int8_t* bytes  # (cols,) values / scale, rounded
+    const float* pairs   # (cols / 32, 2) per block: scale, scale * sum of its bytes
+    const float* sums    # (cols / 32,) per block: sum of its values
+
+
+cdef struct Target:
+    # Where row r of a product goes: data[(r // inner) * outer_stride + (r % inner) * inner_stride].
+    float* data
+    Py_ssize_t inner
+    Py_ssize_t outer_stride
+    Py_ssize_t inner_stride
+
+
+cdef struct Product:
+    # out[b] = weights @ activation[b] for each of a batch.
+    const uint8_t* weights
+    Py_ssize_t rows
+    Py_ssize_t row_bytes
+    dot4_t dot4
+    const Target* targets  # (batch,)
+
+
+cdef class Matrix:
+    cdef readonly str name
+    cdef readonly str kind
+    cdef readonly Py_ssize_t rows, cols, row_bytes
+    cdef const uint8_t[::1] _bytes
+    cdef const uint8_t* data
+    cdef dot4_t quantised_dot4
+    cdef dot4_t float_dot4
+
+    cdef void dequantise_row(self, Py_ssize_t row, float* out) noexcept nogil
+    cdef Product product(self, const Target* targets, bint quantised) noexcept nogil
+
+
+cdef class Activations:
+    # Vectors of one region, prepared once and shared by every product in it.
+    cdef readonly Py_ssize_t batch, cols
+    cdef readonly bint quantised
+    cdef float[:, ::1] values
+    cdef int8_t[:, ::1] bytes
+    cdef float[:, ::1] pairs
+    cdef float[:, ::1] sums
+    cdef Activation* items
+
+    cdef void prepare(self, Py_ssize_t n) noexcept nogil
+
+
+cdef void multiply(
+    const Product* products, int n_products, const Activation* x, Py_ssize_t n, int threads
+) noexcept nogil

@@ -1,0 +1,252 @@
+/* Vector shims for the weight kernels; the loops over them are in engine/_weights.pyx.
+ *
+ * Eight float lanes (q_f32x8), 32 bytes (q_i8x32). AVX2 + FMA + F16C where the compiler targets
+ * them, else GCC/clang vector types, which compile to NEON on AArch64. Loads and stores are
+ * unaligned everywhere.
+ *
+ * Blocks (GGUF): Q4_1 = fp16 d, fp16 m, 16 bytes of nibbles (low nibble = elements 0..15, high =
+ * 16..31), value d * q + m. Q8_0 = fp16 d, 32 int8, value d * q.
+ */
+#ifndef KVTRIAL_QUANTS_H
+#define KVTRIAL_QUANTS_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include <immintrin.h>
+
+typedef __m256 q_f32x8;
+typedef __m256i q_i8x32;
+typedef __m128 q_f32x4;
+
+static inline q_f32x8 q_set(float a) { return _mm256_set1_ps(a); }
+static inline q_f32x8 q_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline void q_store(float *p, q_f32x8 a) { _mm256_storeu_ps(p, a); }
+static inline q_f32x8 q_add(q_f32x8 a, q_f32x8 b) { return _mm256_add_ps(a, b); }
+static inline q_f32x8 q_mul(q_f32x8 a, q_f32x8 b) { return _mm256_mul_ps(a, b); }
+static inline q_f32x8 q_div(q_f32x8 a, q_f32x8 b) { return _mm256_div_ps(a, b); }
+static inline q_f32x8 q_fma(q_f32x8 a, q_f32x8 b, q_f32x8 c) { return _mm256_fmadd_ps(a, b, c); }
+
+static inline float q_sum(q_f32x8 a)
+{
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* Eight fp16 to float; one fp16 to float. */
+static inline q_f32x8 q_load_f16(const void *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+static inline float q_half(const void *p)
+{
+    uint16_t bits;
+    memcpy(&bits, p, 2);
+    return _cvtsh_ss(bits);
+}
+
+static inline q_i8x32 q_load_i8(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+
+static inline q_i8x32 q_load_nibbles(const void *p)
+{
+    __m128i b = _mm_loadu_si128((const __m128i *)p);
+    __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(b), _mm_srli_epi16(b, 4), 1);
+    return _mm256_and_si256(both, _mm256_set1_epi8(15));
+}
+
+/* Sums of four products in each lane: w unsigned (0..15), x in -127..127. */
+static inline q_f32x8 q_dot_unsigned(q_i8x32 w, q_i8x32 x)
+{
+    return _mm256_cvtepi32_ps(
+        _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+
+/* The same, w in -128..127: |w| * (x * sign w); 2 * 128 * 127 stays inside int16. */
+static inline q_f32x8 q_dot_signed(q_i8x32 w, q_i8x32 x)
+{
+    return q_dot_unsigned(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
+
+/* Eight bytes to float. */
+static inline q_f32x8 q_load_i8x8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+/* 16 bytes of nibbles to 32 bytes. */
+static inline void q_spread_nibbles(const void *p, int8_t *out)
+{
+    _mm256_storeu_si256((__m256i *)out, q_load_nibbles(p));
+}
+
+/* (d * pair[0], m * pair[1]) of a Q4_1 block's header. */
+static inline q_f32x4 q_scale_pair(const void *header, const float *pair)
+{
+    int32_t bits;
+    memcpy(&bits, header, 4);
+    __m128 x = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)pair));
+    return _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)), x);
+}
+static inline q_f32x4 q_zero4(void) { return _mm_setzero_ps(); }
+static inline q_f32x4 q_add4(q_f32x4 a, q_f32x4 b) { return _mm_add_ps(a, b); }
+static inline q_f32x8 q_first(q_f32x4 a) { return _mm256_broadcastss_ps(a); }
+static inline float q_second(q_f32x4 a) { return _mm_cvtss_f32(_mm_movehdup_ps(a)); }
+
+/* Nearest integers (ties to even) of 8 values already inside int8, stored as bytes; their sum. */
+static inline int q_round_i8x8(q_f32x8 a, int8_t *out)
+{
+    __m256i wide = _mm256_cvtps_epi32(a);
+    __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64((__m128i *)out, _mm_packs_epi16(half, half));
+    __m128i s = _mm_madd_epi16(half, _mm_set1_epi16(1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtsi128_si32(s);
+}
+
+static inline q_f32x8 q_clamp(q_f32x8 a, float low, float high)
+{
+    /* The bound comes first: min and max give their second operand, the value, when it is NaN. */
+    return _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), a));
+}
+static inline q_f32x8 q_round(q_f32x8 a)
+{
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+/* 2^a for whole a in -126..127. */
+static inline q_f32x8 q_power_of_two(q_f32x8 a)
+{
+    __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+}
+
+#else
+
+typedef float q_f32x8 __attribute__((vector_size(32)));
+typedef int32_t q_i32x8 __attribute__((vector_size(32)));
+typedef int8_t q_i8x32 __attribute__((vector_size(32)));
+typedef struct { float first, second; } q_f32x4;
+
+static inline q_f32x8 q_set(float a) { return (q_f32x8){a, a, a, a, a, a, a, a}; }
+static inline q_f32x8 q_load(const float *p) { q_f32x8 a; memcpy(&a, p, 32); return a; }
+static inline void q_store(float *p, q_f32x8 a) { memcpy(p, &a, 32); }
+static inline q_f32x8 q_add(q_f32x8 a, q_f32x8 b) { return a + b; }
+static inline q_f32x8 q_mul(q_f32x8 a, q_f32x8 b) { return a * b; }
+static inline q_f32x8 q_div(q_f32x8 a, q_f32x8 b) { return a / b; }
+static inline q_f32x8 q_fma(q_f32x8 a, q_f32x8 b, q_f32x8 c) { return a * b + c; }
+static inline float q_sum(q_f32x8 a)
+{
+    return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+
+static inline float q_half(const void *p) { _Float16 h; memcpy(&h, p, 2); return (float)h; }
+static inline q_f32x8 q_load_f16(const void *p)
+{
+    q_f32x8 a;
+    for (int i = 0; i < 8; i++)
+        a[i] = q_half((const char *)p + 2 * i);
+    return a;
+}
+
+static inline q_i8x32 q_load_i8(const void *p) { q_i8x32 a; memcpy(&a, p, 32); return a; }
+static inline void q_spread_nibbles(const void *p, int8_t *out)
+{
+    const uint8_t *b = (const uint8_t *)p;
+    for (int i = 0; i < 16; i++) {
+        out[i] = (int8_t)(b[i] & 15);
+        out[i + 16] = (int8_t)(b[i] >> 4);
+    }
+}
+static inline q_i8x32 q_load_nibbles(const void *p)
+{
+    int8_t bytes[32];
+    q_spread_nibbles(p, bytes);
+    return q_load_i8(bytes);
+}
+static inline q_f32x8 q_dot_signed(q_i8x32 w, q_i8x32 x)
+{
+    q_f32x8 a;
+    for (int i = 0; i < 8; i++) {
+        int s = 0;
+        for (int j = 4 * i; j < 4 * i + 4; j++)
+            s += (int)w[j] * (int)x[j];
+        a[i] = (float)s;
+    }
+    return a;
+}
+static inline q_f32x8 q_dot_unsigned(q_i8x32 w, q_i8x32 x) { return q_dot_signed(w, x); }
+static inline q_f32x8 q_load_i8x8(const void *p)
+{
+    q_f32x8 a;
+    for (int i = 0; i < 8; i++)
+        a[i] = (float)((const int8_t *)p)[i];
+    return a;
+}
+
+static inline q_f32x4 q_scale_pair(const void *header, const float *pair)
+{
+    return (q_f32x4){q_half(header) * pair[0], q_half((const char *)header + 2) * pair[1]};
+}
+static inline q_f32x4 q_zero4(void) { return (q_f32x4){0, 0}; }
+static inline q_f32x4 q_add4(q_f32x4 a, q_f32x4 b)
+{
+    return (q_f32x4){a.first + b.first, a.second + b.second};
+}
+static inline q_f32x8 q_first(q_f32x4 a) { return q_set(a.first); }
+static inline float q_second(q_f32x4 a) { return a.second; }
+
+static inline int q_round_i8x8(q_f32x8 a, int8_t *out)
+{
+    int s = 0;
+    for (int i = 0; i < 8; i++) {
+        out[i] = (int8_t)rintf(a[i]);
+        s += out[i];
+    }
+    return s;
+}
+
+static inline q_f32x8 q_clamp(q_f32x8 a, float low, float high)
+{
+    for (int i = 0; i < 8; i++)
+        a[i] = a[i] < low ? low : a[i] > high ? high : a[i];
+    return a;
+}
+static inline q_f32x8 q_round(q_f32x8 a)
+{
+    for (int i = 0; i < 8; i++)
+        a[i] = rintf(a[i]);
+    return a;
+}
+static inline q_f32x8 q_power_of_two(q_f32x8 a)
+{
+    for (int i = 0; i < 8; i++)
+        a[i] = ldexpf(1.0f, (int)a[i]);
+    return a;
+}
+
+#endif
+
+/* exp(a) within 2 ulp for a in -87..88, clamped to that range outside; NaN stays NaN. The argument
+ * is reduced by a two-part ln 2, the rest is the Taylor polynomial of degree 7 on |r| <= ln(2)/2. */
+static inline q_f32x8 q_exp(q_f32x8 a)
+{
+    a = q_clamp(a, -87.0f, 88.0f);
+    q_f32x8 k = q_round(q_mul(a, q_set(1.44269504f)));
+    q_f32x8 r = q_fma(k, q_set(-0.693359375f), a);
+    r = q_fma(k, q_set(2.12194440e-4f), r);
+    q_f32x8 p = q_set(1.0f / 5040);
+    p = q_fma(p, r, q_set(1.0f / 720));
+    p = q_fma(p, r, q_set(1.0f / 120));
+    p = q_fma(p, r, q_set(1.0f / 24));
+    p = q_fma(p, r, q_set(1.0f / 6));
+    p = q_fma(p, r, q_set(0.5f));
+    p = q_fma(p, r, q_set(1.0f));
+    p = q_fma(p, r, q_set(1.0f));
+    return q_mul(p, q_power_of_two(k));
+}
+
+#endif
