@@ -10,7 +10,7 @@ The scale and the block sum of a quantised activation are float32: in fp16 the s
 """
 
 from libc.math cimport fabsf, isfinite
-from libc.stdint cimport int8_t, uint8_t
+from libc.stdint cimport int8_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
@@ -45,7 +45,12 @@ cdef extern from "quants.h" nogil:
     float q_second(q_f32x4 a)
     int q_round_i8x8(q_f32x8 a, int8_t* out)
 
+cdef extern from "thread_pool.h" nogil:
+    ctypedef void (*kv_task_fn)(void* context, int64_t task) noexcept nogil
+    void kv_parallel_for(kv_task_fn task, void* context, int64_t n_tasks, int n_threads)
+
 cdef enum:
+    TASK_ROWS = 64
     BLOCK = 32
     Q4_1_BYTES = 20
     Q8_0_BYTES = 34
@@ -209,13 +214,37 @@ cdef void _multiply_rows(
         row += count
 
 
+cdef struct _Job:
+    const Product* products
+    const Activation* x
+    Py_ssize_t n
+
+
+cdef void _run_task(void* context, int64_t task) noexcept nogil:
+    """Task t: the t-th run of TASK_ROWS rows, counted through the products."""
+    cdef _Job* job = <_Job*> context
+    cdef const Product* product = job.products
+    cdef Py_ssize_t start
+    while task >= (product.rows + TASK_ROWS - 1) // TASK_ROWS:
+        task -= (product.rows + TASK_ROWS - 1) // TASK_ROWS
+        product += 1
+    start = task * TASK_ROWS
+    _multiply_rows(product, start, min(start + TASK_ROWS, product.rows), job.x, job.n)
+
+
 cdef void multiply(
     const Product* products, int n_products, const Activation* x, Py_ssize_t n, int threads
 ) noexcept nogil:
     """All products of a region with the same n activations."""
+    cdef _Job job
+    cdef int64_t tasks = 0
     cdef int i
+    job.products = products
+    job.x = x
+    job.n = n
     for i in range(n_products):
-        _multiply_rows(products + i, 0, products[i].rows, x, n)
+        tasks += (products[i].rows + TASK_ROWS - 1) // TASK_ROWS
+    kv_parallel_for(_run_task, &job, tasks, threads)
 
 
 cdef class Activations:

@@ -61,3 +61,7 @@ class WorkloadError(ModelError):
 
 class UnknownToken(ModelError, LookupError):
     """A token id outside the vocabulary."""
+
+
+class NonFiniteLogits(ModelError):
+    """The model gave NaN or infinity: no token can be chosen from it."""

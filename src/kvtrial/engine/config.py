@@ -1,0 +1,159 @@
+"""A model's shape and constants, read from the metadata of its GGUF file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM
+from kvtrial.engine.errors import GgufInvalid, UnsupportedArchitecture
+from kvtrial.engine.gguf import GgufFile
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and constants of a decoder-only transformer.
+
+    Attributes
+    ----------
+    architecture : {"llama", "qwen2"}
+    layers, q_heads, kv_heads, head_dim, hidden, ffn, vocab : int
+    rope_base : float
+        Angle of pair i at position p: p * rope_base ** (-2i / head_dim).
+    rms_eps : float
+    context_length : int
+        What the model was trained for; longer sessions run, beyond it.
+    tied : bool
+        The output matrix is the embedding.
+    qkv_bias, qk_norm : bool
+        Biases after Q, K and V; norms of Q and K (no supported architecture has them).
+    """
+
+    architecture: str
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    ffn: int
+    vocab: int
+    rope_base: float
+    rms_eps: float
+    context_length: int
+    tied: bool
+    qkv_bias: bool
+    qk_norm: bool = False
+
+    @property
+    def neox(self) -> bool:
+        """RoPE pairs are (i, i + head_dim / 2); else interleaved, as GGUF permutes llama's rows."""
+        return self.architecture == "qwen2"
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of q · k."""
+        return float(self.head_dim**-0.5)
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile) -> ModelConfig:
+        """Read and check the keys.
+
+        Raises
+        ------
+        UnsupportedArchitecture
+            Another architecture, RoPE scaling, or partial rotation.
+        GgufInvalid
+            A key is missing, of the wrong type, or contradicts another.
+        MissingTensor
+            No embedding.
+        """
+        architecture = file.architecture
+        read = _Keys(file, architecture)
+        embedding = file.tensor("token_embd.weight").shape
+        if len(embedding) != 2:
+            raise GgufInvalid(
+                f"{file.path}: token_embd.weight has shape {embedding}; it is a matrix"
+            )
+        q_heads = read.integer("attention.head_count")
+        hidden = read.integer("embedding_length")
+        head_dim = read.integer("attention.key_length", hidden // q_heads)
+        config = cls(
+            architecture=architecture,
+            layers=read.integer("block_count"),
+            q_heads=q_heads,
+            kv_heads=read.integer("attention.head_count_kv", q_heads),
+            head_dim=head_dim,
+            hidden=hidden,
+            ffn=read.integer("feed_forward_length"),
+            vocab=embedding[0],
+            rope_base=read.number("rope.freq_base", 10000.0),
+            rms_eps=read.number("attention.layer_norm_rms_epsilon"),
+            context_length=read.integer("context_length"),
+            tied="output.weight" not in file.tensors,
+            qkv_bias=architecture == "qwen2",
+        )
+        config._check(file, read)
+        return config
+
+    def _check(self, file: GgufFile, read: _Keys) -> None:
+        if self.q_heads % self.kv_heads or self.q_heads // self.kv_heads > MAX_GROUP:
+            raise GgufInvalid(
+                f"{file.path}: {self.q_heads} query heads over {self.kv_heads} KV heads; allowed: a "
+                f"multiple, 1 to {MAX_GROUP} times"
+            )
+        if self.head_dim % 2 or self.head_dim > MAX_HEAD_DIM:
+            raise GgufInvalid(
+                f"{file.path}: head_dim is {self.head_dim}; allowed: even, up to {MAX_HEAD_DIM}"
+            )
+        if read.integer("attention.value_length", self.head_dim) != self.head_dim:
+            raise UnsupportedArchitecture(f"{file.path}: K and V of different head_dim do not run")
+        if (rotated := read.integer("rope.dimension_count", self.head_dim)) != self.head_dim:
+            raise UnsupportedArchitecture(
+                f"{file.path}: RoPE turns {rotated} of {self.head_dim} dimensions; allowed: all"
+            )
+        scaling = read.raw("rope.scaling.type")
+        if scaling not in (None, "none") or "rope_freqs.weight" in file.tensors:
+            raise UnsupportedArchitecture(
+                f"{file.path}: RoPE scaling ({scaling or 'rope_freqs.weight'}) does not run here; "
+                "use a model without it"
+            )
+
+
+class _Keys:
+    """Typed look-ups of the architecture's keys."""
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        self.file = file
+        self.architecture = architecture
+
+    def raw(self, key: str) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}")
+
+    def _required(self, key: str, default: Any) -> Any:
+        value = self.raw(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise GgufInvalid(
+                f"{self.file.path}: metadata key {self.architecture}.{key} is missing; convert the "
+                "model again"
+            )
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._required(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+            raise GgufInvalid(
+                f"{self.file.path}: metadata key {self.architecture}.{key} is {value!r}; allowed: "
+                "an integer from 1 on"
+            )
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._required(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
+            raise GgufInvalid(
+                f"{self.file.path}: metadata key {self.architecture}.{key} is {value!r}; allowed: a "
+                "positive number"
+            )
+        return float(value)

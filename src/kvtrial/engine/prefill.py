@@ -1,0 +1,126 @@
+"""Prefill: many positions at once, float32 activations, blocked GEMM through BLAS.
+
+Weights are dequantised a tile at a time, so the model is never in memory as float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from kvtrial.contract import F32, I64, KVError, KVSession
+from kvtrial.engine._regions import (
+    Layer,
+    rms_norm_rows,
+    rope_turns,
+    rotate_rows,
+    swiglu_rows,
+)
+from kvtrial.engine._weights import Matrix
+from kvtrial.engine.config import ModelConfig
+from kvtrial.engine.weights import Weights
+
+#: float32 weights of a tile: the tile and a chunk's rows share the second-level caches.
+TILE_FLOATS = 1 << 18
+
+
+class Prefill:
+    """Buffers for chunks of up to ``chunk`` positions; ``threads`` go to BLAS."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        frequencies: np.ndarray,
+        chunk: int,
+        threads: int,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.frequencies = frequencies
+        self.chunk = chunk
+        self.threads = threads
+        c = config
+        self._blas = ThreadpoolController()
+        self._tile = np.empty(max(TILE_FLOATS, c.hidden, c.ffn), np.float32)
+        self._hidden = np.empty((chunk, c.hidden), np.float32)
+        self._normed = np.empty((chunk, c.hidden), np.float32)
+        self._delta = np.empty((chunk, c.hidden), np.float32)
+        self._q = np.empty((chunk, c.q_heads, c.head_dim), np.float32)
+        self._k = np.empty((chunk, c.kv_heads, c.head_dim), np.float32)
+        self._v = np.empty((chunk, c.kv_heads, c.head_dim), np.float32)
+        self._attended = np.empty((chunk, c.q_heads, c.head_dim), np.float32)
+        self._gate = np.empty((chunk, c.ffn), np.float32)
+        self._up = np.empty((chunk, c.ffn), np.float32)
+
+    def run(self, session: KVSession, ids: I64) -> F32:
+        """Append ``ids`` (n <= chunk) to the session; hidden states (n, hidden), good until the next
+        run. When a store refuses, the rows of the unfinished step are dropped."""
+        n = len(ids)
+        start = session.length(0)
+        positions = np.arange(start, start + n, dtype=np.int64)
+        turns = rope_turns(positions, self.frequencies)
+        hidden = self._hidden[:n]
+        self.weights.embedding.dequantise_rows(ids, hidden)
+        try:
+            with self._blas.limit(limits=self.threads, user_api="blas"):
+                for index, layer in enumerate(self.weights.layers):
+                    self._layer(session, index, layer, positions, turns)
+        except BaseException:
+            with contextlib.suppress(KVError):
+                session.abandon_step()
+            raise
+        return hidden
+
+    def logits(self, hidden: F32) -> F32:
+        """Logits (n, vocab) of hidden states (n, hidden)."""
+        n = len(hidden)
+        head = self.weights.head
+        out = np.empty((n, self.config.vocab), np.float32)
+        rms_norm_rows(hidden, head.norm, self.config.rms_eps, self._normed)
+        with self._blas.limit(limits=self.threads, user_api="blas"):
+            self._multiply(head.output, self._normed[:n], out)
+        return out
+
+    def _layer(
+        self, session: KVSession, index: int, layer: Layer, positions: I64, turns: F32
+    ) -> None:
+        n, c = len(positions), self.config
+        hidden, normed, delta = self._hidden[:n], self._normed[:n], self._delta[:n]
+        q, k, v, attended = self._q[:n], self._k[:n], self._v[:n], self._attended[:n]
+        gate, up = self._gate[:n], self._up[:n]
+
+        rms_norm_rows(hidden, layer.attention_norm, c.rms_eps, normed)
+        for matrix, bias, out in (
+            (layer.q, layer.q_bias, q),
+            (layer.k, layer.k_bias, k),
+            (layer.v, layer.v_bias, v),
+        ):
+            rows = out.reshape(n, -1)
+            self._multiply(matrix, normed, rows)
+            if bias is not None:
+                rows += bias
+        rotate_rows(q, turns, c.neox)
+        rotate_rows(k, turns, c.neox)
+        session.append(index, positions, k, v)
+        session.attend_block(index, q, attended, c.attention_scale)
+        self._multiply(layer.out, attended.reshape(n, -1), delta)
+        hidden += delta
+
+        rms_norm_rows(hidden, layer.ffn_norm, c.rms_eps, normed)
+        self._multiply(layer.gate, normed, gate)
+        self._multiply(layer.up, normed, up)
+        swiglu_rows(gate, up)
+        self._multiply(layer.down, gate, delta)
+        hidden += delta
+
+    def _multiply(self, matrix: Matrix, x: F32, out: F32) -> None:
+        """out (n, rows) = x (n, cols) @ matrix.T, tile by tile."""
+        step = max(1, TILE_FLOATS // matrix.cols)
+        for start in range(0, matrix.rows, step):
+            stop = min(start + step, matrix.rows)
+            tile = self._tile[: (stop - start) * matrix.cols].reshape(stop - start, matrix.cols)
+            matrix.dequantise(start, stop, tile)
+            np.matmul(x, tile.T, out=out[:, start:stop])

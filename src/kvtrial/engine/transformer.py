@@ -1,0 +1,414 @@
+"""`Model`: a GGUF file that runs, on any store of the contract; `Decoder`: its decode steps."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtrial import candidates
+from kvtrial.contract import F32, I64, InvalidArgument, KVError, KVSession, KVStore
+from kvtrial.engine._regions import Scratch
+from kvtrial.engine.config import ModelConfig
+from kvtrial.engine.errors import NonFiniteLogits, UnknownToken
+from kvtrial.engine.gguf import GgufFile
+from kvtrial.engine.prefill import Prefill
+from kvtrial.engine.scheduler import Regions, Scheduler
+from kvtrial.engine.tokenizer import Tokenizer
+from kvtrial.engine.weights import Weights, load_weights
+
+ACTIVATIONS = ("quantised", "fp32")
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What `Model.generate` returns.
+
+    Attributes
+    ----------
+    ids : list of int
+        The n new tokens.
+    step_ns : int64 (n,)
+        Nanoseconds of the step that gave each token.
+    kv_bytes_read : int
+        Bytes of valid K and V rows that all steps read, as stored.
+    """
+
+    ids: list[int]
+    step_ns: I64
+    kv_bytes_read: int
+
+
+def greedy(logits: F32) -> int:
+    """Index of the first maximum of logits (vocab,); `NonFiniteLogits` rather than token 0."""
+    if not np.isfinite(logits).all():
+        bad = int(np.flatnonzero(~np.isfinite(logits))[0])
+        raise NonFiniteLogits(
+            f"logit {bad} is {logits[bad]}; K, V or the activations left their range: try an FP32 "
+            "store and activations='fp32', and check the model file"
+        )
+    return int(logits.argmax())
+
+
+class Model:
+    """Config, weights and tokenizer of one file.
+
+    Attributes
+    ----------
+    name : str
+    synthetic : bool
+        The weights are random.
+    config : ModelConfig
+    unused_tensors : tuple of str
+        Tensors of the file that its architecture has no use for.
+    """
+
+    def __init__(
+        self, file: GgufFile, config: ModelConfig, weights: Weights, name: str, synthetic: bool
+    ) -> None:
+        self.file = file
+        self.config = config
+        self.weights = weights
+        self.name = name
+        self.synthetic = synthetic
+        self.unused_tensors = weights.unused
+        half = config.head_dim // 2
+        self._frequencies = config.rope_base ** (-np.arange(half, dtype=np.float64) / half)
+
+    @classmethod
+    def from_gguf(
+        cls, file: GgufFile, *, name: str | None = None, synthetic: bool = False
+    ) -> Model:
+        """Build a model on a file's memory map.
+
+        Raises
+        ------
+        UnsupportedArchitecture, GgufInvalid, MissingTensor
+        """
+        config = ModelConfig.from_gguf(file)
+        weights = load_weights(file, config)
+        if weights.unused:
+            warnings.warn(
+                f"{file.path}: {len(weights.unused)} tensors that {config.architecture} does not "
+                f"use: {', '.join(weights.unused[:8])}",
+                stacklevel=2,
+            )
+        return cls(file, config, weights, name or Path(file.path).stem, synthetic)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer; `TokenizerUnsupported` for those not known to be right."""
+        return Tokenizer(self.file)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """sha256 of the file."""
+        with self.file.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def open_store(
+        self,
+        name: str | None,
+        *,
+        tokens: int,
+        sessions: int = 1,
+        threads: int = 1,
+        page_tokens: int = 16,
+        trial: bool = True,
+    ) -> KVStore:
+        """A store for ``sessions`` sessions of ``tokens`` tokens each, by candidate name.
+
+        One page a layer and session is kept spare, for the page that a branch copies.
+        """
+        c = self.config
+        pages = -(-tokens // page_tokens) + 1
+        page_bytes = 2 * c.kv_heads * c.head_dim * page_tokens * 4
+        return candidates.open_store(
+            name,
+            trial=trial,
+            layers=c.layers,
+            q_heads=c.q_heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            page_tokens=page_tokens,
+            budget_bytes=sessions * c.layers * pages * page_bytes,
+            threads=threads,
+        )
+
+    def prefill(
+        self,
+        session: KVSession,
+        ids: Iterable[int],
+        chunk: int = CHUNK,
+        progress: Callable[[int, int], None] | None = None,
+        threads: int = 1,
+    ) -> F32:
+        """Append ``ids`` to the session by float32 GEMMs.
+
+        Parameters
+        ----------
+        session : KVSession
+            From its length on; empty or not.
+        ids : ints
+            At least one.
+        chunk : int
+            Positions at a time.
+        progress : callable, optional
+            Called with (positions done, positions in all) after each chunk.
+        threads : int
+            Threads of BLAS; the attention uses those of its store.
+
+        Returns
+        -------
+        float32 (vocab,)
+            Logits of the last position.
+        """
+        tokens = self._checked_ids(ids)
+        self._check_shape(session)
+        if chunk < 1:
+            raise InvalidArgument(f"chunk is {chunk}; give the positions of a chunk, at least 1")
+        run = self._prefill(min(chunk, len(tokens)), threads)
+        for start in range(0, len(tokens), chunk):
+            hidden = run.run(session, tokens[start : start + chunk])
+            if progress is not None:
+                progress(min(start + chunk, len(tokens)), len(tokens))
+        logits: F32 = run.logits(hidden[-1:])[0]
+        return logits
+
+    def decoder(
+        self,
+        threads: int = 1,
+        activations: str = "quantised",
+        batch: int = 1,
+        direct: bool = True,
+    ) -> Decoder:
+        """Decode steps for up to ``batch`` sessions; see `Decoder`."""
+        return Decoder(self, threads=threads, activations=activations, batch=batch, direct=direct)
+
+    def logits(self, ids: Iterable[int], store: str = "K1", activations: str = "fp32") -> F32:
+        """Logits of every position.
+
+        Parameters
+        ----------
+        ids : ints (n,)
+        store : str
+            Candidate name.
+        activations : {"fp32", "quantised"}
+            "fp32" goes through the prefill, "quantised" token by token through the decode kernels.
+
+        Returns
+        -------
+        float32 (n, vocab)
+        """
+        tokens = self._checked_ids(ids)
+        _check_activations(activations)
+        out = np.empty((len(tokens), self.config.vocab), np.float32)
+        with _opened(self, store, len(tokens), threads=1) as session:
+            if activations == "fp32":
+                run = self._prefill(min(CHUNK, len(tokens)), threads=1)
+                for start in range(0, len(tokens), CHUNK):
+                    part = tokens[start : start + CHUNK]
+                    out[start : start + len(part)] = run.logits(run.run(session, part))
+            else:
+                decoder = self.decoder(activations=activations)
+                for i in range(len(tokens)):
+                    out[i] = decoder.step([session], tokens[i : i + 1])[0]
+        return out
+
+    def generate(
+        self,
+        ids: Iterable[int],
+        n: int,
+        store: str | None = "K1",
+        threads: int = 1,
+        activations: str = "quantised",
+    ) -> Generation:
+        """``n`` greedy tokens after ``ids``: all but the last id are prefilled, then n timed steps.
+
+        Raises
+        ------
+        NonFiniteLogits
+        UnknownToken
+            An id outside the vocabulary.
+        """
+        tokens = self._checked_ids(ids)
+        if n < 0:
+            raise InvalidArgument(f"n is {n}; give the number of new tokens")
+        new: list[int] = []
+        step_ns = np.zeros(n, np.int64)
+        rows = 0
+        with _opened(self, store, len(tokens) + n, threads) as session:
+            decoder = self.decoder(threads=threads, activations=activations)
+            if len(tokens) > 1:
+                self.prefill(session, tokens[:-1], threads=threads)
+            last = int(tokens[-1])
+            for i in range(n):
+                start = time.perf_counter_ns()
+                last = greedy(decoder.step([session], [last])[0])
+                step_ns[i] = time.perf_counter_ns() - start
+                new.append(last)
+                rows += session.length(0)
+            return Generation(new, step_ns, rows * self.config.layers * session.store.row_bytes)
+
+    def _prefill(self, chunk: int, threads: int) -> Prefill:
+        return Prefill(self.config, self.weights, self._frequencies, chunk, threads)
+
+    def _checked_ids(self, ids: Iterable[int]) -> I64:
+        tokens = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+        if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
+            raise InvalidArgument(
+                f"ids of shape {tokens.shape} and dtype {tokens.dtype}; give at least one integer"
+            )
+        if tokens.min() < 0 or tokens.max() >= self.config.vocab:
+            bad = int(tokens[(tokens < 0) | (tokens >= self.config.vocab)][0])
+            raise UnknownToken(f"token id {bad}; allowed: 0 to {self.config.vocab - 1}")
+        return np.ascontiguousarray(tokens, np.int64)
+
+    def _check_shape(self, session: KVSession) -> None:
+        spec, c = session.store.spec, self.config
+        shape = (spec.layers, spec.q_heads, spec.local_kv_heads, spec.head_dim)
+        if shape != (c.layers, c.q_heads, c.kv_heads, c.head_dim):
+            raise InvalidArgument(
+                f"the session's store is (layers, q_heads, kv_heads, head_dim) {shape}; {self.name} "
+                f"is {(c.layers, c.q_heads, c.kv_heads, c.head_dim)}: open it with model.open_store"
+            )
+
+
+class Decoder:
+    """Decode steps of sessions in lockstep, with scratch made once.
+
+    Weights are read once a step for all sessions, attention is per session. A session's logits and
+    rows are bitwise the same in any batch, with any number of threads, and by either way into the
+    cache.
+
+    Attributes
+    ----------
+    scheduler : Scheduler
+        Its ``regions`` may be replaced, its ``region_ns`` tells where the last step's time went.
+    """
+
+    def __init__(
+        self, model: Model, *, threads: int, activations: str, batch: int, direct: bool
+    ) -> None:
+        _check_activations(activations)
+        if batch < 1 or threads < 1:
+            raise InvalidArgument(f"batch is {batch}, threads {threads}; give at least 1")
+        self.model = model
+        self.direct = direct
+        self._scratch = Scratch(
+            model.config, batch, activations == "quantised", threads, model._frequencies
+        )
+        self._ids = np.zeros(batch, np.int64)
+        self._positions = np.zeros(batch, np.int64)
+        # Views made once: a step makes no array of its own.
+        self._position = [self._positions[b : b + 1] for b in range(batch)]
+        self._k = [self._scratch.k[b : b + 1] for b in range(batch)]
+        self._v = [self._scratch.v[b : b + 1] for b in range(batch)]
+        self._q = [self._scratch.q[b] for b in range(batch)]
+        self._attended = [self._scratch.attended[b] for b in range(batch)]
+        self._scale = model.config.attention_scale
+        self._sessions: Sequence[KVSession] = ()
+        self.scheduler = Scheduler(
+            Regions(self._embed, self._project, self._attention, self._feed_forward, self._head),
+            model.config.layers,
+        )
+
+    @property
+    def attention_ns(self) -> int:
+        """Nanoseconds of the attention region in the last step."""
+        return self.scheduler.region_ns["attention"]
+
+    def step(self, sessions: Sequence[KVSession], ids: Sequence[int] | I64) -> F32:
+        """Feed one token to each session, at the session's length.
+
+        Parameters
+        ----------
+        sessions : sequence of KVSession
+            Up to ``batch``, each once.
+        ids : ints
+            One for each.
+
+        Returns
+        -------
+        float32 (len(sessions), vocab)
+            A view, good until the next step.
+
+        Raises
+        ------
+        KVError
+            From a store; rows of the unfinished step are dropped in every session.
+        UnknownToken
+        """
+        n = len(sessions)
+        if not 1 <= n <= self._scratch.batch or len(set(map(id, sessions))) != n or len(ids) != n:
+            raise InvalidArgument(
+                f"a step of {n} sessions and {len(ids)} ids; allowed: 1 to {self._scratch.batch} "
+                "sessions, each once, and one id for each (see batch= of Model.decoder)"
+            )
+        self._ids[:n] = self.model._checked_ids(ids)
+        for b, session in enumerate(sessions):
+            self.model._check_shape(session)
+            self._positions[b] = session.length(0)
+        self._sessions = sessions
+        try:
+            self.scheduler.run()
+        except BaseException:
+            for session in sessions:
+                with contextlib.suppress(KVError):
+                    session.abandon_step()
+            raise
+        finally:
+            self._sessions = ()
+        logits: F32 = self._scratch.logits[:n]
+        return logits
+
+    def _embed(self) -> None:
+        n = len(self._sessions)
+        self._scratch.begin(self.model.weights.embedding, self._ids[:n], self._positions[:n])
+
+    def _project(self, layer: int) -> None:
+        sessions, positions = self._sessions, self._position
+        slots: list[Any]
+        if self.direct:
+            slots = [s.reserve_slot(layer, positions[b]) for b, s in enumerate(sessions)]
+        else:
+            slots = [None] * len(sessions)
+        self.model.weights.layers[layer].project(self._scratch, slots)
+        for b, session in enumerate(sessions):
+            if slots[b] is None:
+                session.append(layer, positions[b], self._k[b], self._v[b])
+            else:
+                session.commit_slot(layer, positions[b])
+
+    def _attention(self, layer: int) -> None:
+        for b, session in enumerate(self._sessions):
+            session.attend(layer, self._q[b], self._attended[b], self._scale)
+
+    def _feed_forward(self, layer: int) -> None:
+        self.model.weights.layers[layer].feed_forward(self._scratch, len(self._sessions))
+
+    def _head(self) -> None:
+        self.model.weights.head.run(self._scratch, len(self._sessions))
+
+
+def _check_activations(activations: str) -> None:
+    if activations not in ACTIVATIONS:
+        raise InvalidArgument(f"activations is {activations!r}; allowed: {', '.join(ACTIVATIONS)}")
+
+
+@contextlib.contextmanager
+def _opened(model: Model, store: str | None, tokens: int, threads: int) -> Any:
+    opened = model.open_store(store, tokens=tokens, threads=threads)
+    try:
+        yield opened.open_session()
+    finally:
+        opened.close()

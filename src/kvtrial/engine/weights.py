@@ -1,0 +1,96 @@
+"""A model's weights: every tensor by its name, shape checked, each taken exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtrial.contract import F32
+from kvtrial.engine._regions import Head, Layer
+from kvtrial.engine._weights import Matrix
+from kvtrial.engine.config import ModelConfig
+from kvtrial.engine.errors import GgufInvalid
+from kvtrial.engine.gguf import GgufFile
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the regions multiply with; matrices stay as they lie in the file's map."""
+
+    embedding: Matrix
+    layers: tuple[Layer, ...]
+    head: Head
+    #: Names of tensors that the architecture has no use for, sorted.
+    unused: tuple[str, ...]
+
+
+def load_weights(file: GgufFile, config: ModelConfig) -> Weights:
+    """Take every tensor of the architecture.
+
+    Raises
+    ------
+    MissingTensor
+        Named; the file itself is whole.
+    GgufInvalid
+        A tensor of another shape than the metadata says.
+    """
+    take = _Taker(file)
+    c = config
+    q_rows, kv_rows = c.q_heads * c.head_dim, c.kv_heads * c.head_dim
+    embedding = take.matrix("token_embd.weight", c.vocab, c.hidden)
+    layers = []
+    for i in range(c.layers):
+        block = f"blk.{i}"
+        biases = None
+        if c.qkv_bias:
+            biases = tuple(
+                take.vector(f"{block}.attn_{name}.bias", rows)
+                for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))
+            )
+        layers.append(
+            Layer(
+                take.matrix(f"{block}.attn_q.weight", q_rows, c.hidden),
+                take.matrix(f"{block}.attn_k.weight", kv_rows, c.hidden),
+                take.matrix(f"{block}.attn_v.weight", kv_rows, c.hidden),
+                take.matrix(f"{block}.attn_output.weight", c.hidden, q_rows),
+                take.matrix(f"{block}.ffn_gate.weight", c.ffn, c.hidden),
+                take.matrix(f"{block}.ffn_up.weight", c.ffn, c.hidden),
+                take.matrix(f"{block}.ffn_down.weight", c.hidden, c.ffn),
+                take.vector(f"{block}.attn_norm.weight", c.hidden),
+                take.vector(f"{block}.ffn_norm.weight", c.hidden),
+                biases,
+            )
+        )
+    output = embedding if c.tied else take.matrix("output.weight", c.vocab, c.hidden)
+    head = Head(take.vector("output_norm.weight", c.hidden), output)
+    return Weights(embedding, tuple(layers), head, tuple(sorted(set(file.tensors) - take.taken)))
+
+
+class _Taker:
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.taken: set[str] = set()
+
+    def matrix(self, name: str, rows: int, cols: int) -> Matrix:
+        tensor = self.file.tensor(name)
+        if tensor.shape != (rows, cols):
+            raise GgufInvalid(
+                f"{self.file.path}: tensor {name!r} has shape {tensor.shape}; the metadata says "
+                f"({rows}, {cols})"
+            )
+        self.taken.add(name)
+        return Matrix(name, tensor.kind.name, rows, cols, tensor.data)
+
+    def vector(self, name: str, size: int) -> F32:
+        """A small tensor as float32, whatever it is stored as."""
+        tensor = self.file.tensor(name)
+        if tensor.shape != (size,):
+            raise GgufInvalid(
+                f"{self.file.path}: tensor {name!r} has shape {tensor.shape}; the metadata says "
+                f"({size},)"
+            )
+        self.taken.add(name)
+        out = np.empty((1, size), np.float32)
+        Matrix(name, tensor.kind.name, 1, size, tensor.data).dequantise(0, 1, out)
+        return out[0]

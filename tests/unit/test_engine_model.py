@@ -1,0 +1,300 @@
+"""The engine against an independent peer (tests/data): logits, files that lack or add tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy_store import open_numpy
+
+from kvtrial.contract import InvalidArgument, PoolExhausted
+from kvtrial.engine.errors import (
+    GgufInvalid,
+    MissingTensor,
+    NonFiniteLogits,
+    UnknownToken,
+    UnsupportedArchitecture,
+)
+from kvtrial.engine.gguf import GgufFile, GgufTensor, TensorKind, read_gguf
+from kvtrial.engine.transformer import Model, greedy
+
+DATA = Path(__file__).parent.parent / "data"
+TINY = ("llama-tiny-q4_1", "qwen2-tiny-q8_0")
+
+
+def file_of(name: str) -> GgufFile:
+    return read_gguf(DATA / f"{name}.gguf")
+
+
+def changed(file: GgufFile, *, without=(), tensors=(), **metadata) -> GgufFile:
+    """A copy of a file with some tensors or architecture keys taken out or replaced."""
+    kept = {k: t for k, t in file.tensors.items() if k not in without}
+    kept |= {t.name: t for t in tensors}
+    keys = {f"{file.architecture}.{k.replace('__', '.')}": v for k, v in metadata.items()}
+    return dataclasses.replace(file, tensors=kept, metadata=file.metadata | keys)
+
+
+def on_numpy(file: GgufFile, monkeypatch, slots: bool = True) -> Model:
+    model = Model.from_gguf(file)
+    monkeypatch.setattr(
+        model, "open_store", lambda name, *, tokens, threads=1: open_numpy(model, tokens, slots)
+    )
+    return model
+
+
+def kld(reference: np.ndarray, ours: np.ndarray) -> float:
+    p, q = (
+        x - np.log(np.exp(x).sum())
+        for x in (a.astype(np.float64) - a.max() for a in (reference, ours))
+    )
+    return float((np.exp(p) * (p - q)).sum())
+
+
+@pytest.fixture(params=TINY)
+def tiny(request, monkeypatch):
+    expected = json.loads((DATA / f"{request.param}.json").read_text())
+    return on_numpy(file_of(request.param), monkeypatch), expected
+
+
+def test_logits_are_the_peers(tiny):
+    model, expected = tiny
+    logits = model.logits(expected["ids"], activations="fp32")
+    for position, row in expected["logits_at"].items():
+        row = np.array(row)
+        assert np.abs(logits[int(position)] - row).max() <= 1e-4 * np.abs(row).max()
+    assert logits.argmax(axis=1).tolist() == expected["argmax"]
+
+
+def test_quantised_activations_stay_close(tiny):
+    model, expected = tiny
+    logits = model.logits(expected["ids"], activations="quantised")
+    rows = {int(p): np.array(row) for p, row in expected["logits_at"].items()}
+    assert np.mean([kld(row, logits[p]) for p, row in rows.items()]) <= 1e-3
+
+
+def test_decode_with_float_activations_is_the_prefill(tiny):
+    model, expected = tiny
+    ids = expected["ids"]
+    session = model.open_store("any", tokens=len(ids)).open_session()
+    decoder = model.decoder(activations="fp32")
+    decoded = np.stack([decoder.step([session], [i])[0].copy() for i in ids])
+    prefilled = model.logits(ids, activations="fp32")
+    np.testing.assert_allclose(decoded, prefilled, atol=1e-5 * np.abs(prefilled).max())
+
+
+def test_chunks_of_any_size_give_the_same_logits(tiny):
+    """B22: the causal end of a chunk is the session's end; A17: a step right at a page's end."""
+    model, expected = tiny
+    ids = expected["ids"][:49]
+    whole = model.logits(ids, activations="fp32")
+    for chunk in (1, 7, 16, 48):
+        session = model.open_store("any", tokens=49).open_session()
+        seen = []
+        last = model.prefill(
+            session, ids[:48], chunk=chunk, progress=lambda *done, seen=seen: seen.append(done)
+        )
+        assert seen[-1] == (48, 48)
+        np.testing.assert_allclose(last, whole[47], atol=1e-5 * np.abs(whole).max())
+        step = model.decoder(activations="fp32").step([session], ids[48:])[0]
+        np.testing.assert_allclose(step, whole[48], atol=1e-5 * np.abs(whole).max())
+        assert session.length(0) == 49
+
+
+@pytest.mark.parametrize("activations", ["quantised", "fp32"])
+def test_direct_writes_threads_and_batches_change_no_bit(tiny, activations):
+    model, expected = tiny
+    ids = np.array(expected["ids"][:36]).reshape(3, 12)
+
+    def run(batch: int, **settings):
+        """Logits (3, 12, vocab) and rows of three sequences, ``batch`` at a time."""
+        logits, rows = [], []
+        for first in range(0, 3, batch):
+            store = model.open_store("any", tokens=12)
+            sessions = [store.open_session() for _ in range(batch)]
+            decoder = model.decoder(batch=batch, activations=activations, **settings)
+            steps = [
+                decoder.step(sessions, ids[first : first + batch, i]).copy() for i in range(12)
+            ]
+            logits += list(np.stack(steps, axis=1))
+            rows += [s.rows for s in sessions]
+        return np.stack(logits).tobytes(), np.stack(rows).tobytes()
+
+    alone = run(1, direct=False)
+    assert run(1, direct=True) == alone
+    assert run(3, direct=True) == alone
+    assert run(3, direct=False, threads=3) == alone
+
+
+def test_a_store_without_slots_gives_the_same_bits(tiny, monkeypatch):
+    model, expected = tiny
+    ids = expected["ids"][:8]
+    with_slots = model.logits(ids, activations="quantised")
+    without = on_numpy(model.file, monkeypatch, slots=False)
+    assert without.logits(ids, activations="quantised").tobytes() == with_slots.tobytes()
+
+
+def test_a_full_store_drops_the_unfinished_step(tiny):
+    model, expected = tiny
+    session = model.open_store("any", tokens=4).open_session()
+    model.prefill(session, expected["ids"][:4])
+    with pytest.raises(PoolExhausted):
+        model.decoder().step([session], [1])
+    with pytest.raises(PoolExhausted):
+        model.prefill(session, [1, 2])
+    assert [session.length(layer) for layer in range(model.config.layers)] == [4] * (
+        model.config.layers
+    )
+
+
+def test_generate_counts_steps_and_bytes(tiny):
+    model, expected = tiny
+    made = model.generate(expected["ids"][:10], 5, activations="fp32")
+    again = model.generate([*expected["ids"][:10], *made.ids[:2]], 3, activations="fp32")
+    assert len(made.ids) == 5 and made.step_ns.shape == (5,) and (made.step_ns > 0).all()
+    assert again.ids == made.ids[2:]
+    row = 8 * model.config.kv_heads * model.config.head_dim * model.config.layers
+    assert made.kv_bytes_read == (10 + 11 + 12 + 13 + 14) * row
+
+
+def test_the_step_is_timed_by_region_and_attention_can_be_swapped(tiny):
+    model, _ = tiny
+    session = model.open_store("any", tokens=4).open_session()
+    decoder = model.decoder()
+    decoder.step([session], [1])
+    assert set(decoder.scheduler.region_ns) == {
+        "embed", "project", "attention", "feed_forward", "head",
+    }  # fmt: skip
+    assert 0 < decoder.attention_ns < sum(decoder.scheduler.region_ns.values())
+    calls = []
+    decoder.scheduler.regions.attention = calls.append
+    decoder.step([session], [1])
+    assert calls == list(range(model.config.layers))
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+def test_the_output_matrix_is_used_when_there_is_one(monkeypatch):
+    """C6, both ways."""
+    file = file_of("llama-tiny-q4_1")
+    own, tied = (on_numpy(f, monkeypatch) for f in (file, changed(file, without=["output.weight"])))
+    assert not own.config.tied and tied.config.tied
+    ids = [1, 2, 3]
+    assert np.abs(own.logits(ids) - tied.logits(ids)).max() > 0.1
+    embedding = file.tensors["token_embd.weight"]
+    copied = dataclasses.replace(embedding, name="output.weight")
+    same = on_numpy(changed(file, tensors=[copied]), monkeypatch)
+    assert same.logits(ids).tobytes() == tied.logits(ids).tobytes()
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_up.weight", "blk.1.attn_q.bias", "output_norm.weight"])
+def test_a_missing_tensor_is_named(name):
+    """C7, C8."""
+    with pytest.raises(MissingTensor, match=name):
+        Model.from_gguf(changed(file_of("qwen2-tiny-q8_0"), without=[name]))
+
+
+def test_the_bias_counts(monkeypatch):
+    """C8."""
+    file = file_of("qwen2-tiny-q8_0")
+    bias = file.tensors["blk.0.attn_q.bias"]
+    zeroed = dataclasses.replace(bias, data=np.zeros_like(bias.data))
+    ids = list(range(8))
+    plain = on_numpy(file, monkeypatch).logits(ids)
+    without = on_numpy(changed(file, tensors=[zeroed]), monkeypatch).logits(ids)
+    assert np.abs(plain - without).max() > 1e-3
+
+
+def test_unknown_tensors_are_listed_and_warned_of():
+    """C18."""
+    extra = GgufTensor("blk.0.mystery", TensorKind.F32, (2,), np.zeros(8, np.uint8))
+    file = changed(file_of("llama-tiny-q4_1"), tensors=[extra])
+    with pytest.warns(UserWarning, match=r"blk\.0\.mystery"):
+        model = Model.from_gguf(file)
+    assert model.unused_tensors == ("blk.0.mystery",)
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ({"rope__scaling__type": "yarn"}, UnsupportedArchitecture, "yarn"),
+        ({"rope__dimension_count": 16}, UnsupportedArchitecture, "16 of 32"),
+        ({"attention__head_count_kv": 2}, GgufInvalid, "9 query heads over 2"),
+        ({"attention__head_count": 0}, GgufInvalid, "head_count is 0"),
+        ({"attention__key_length": 33}, GgufInvalid, "33"),
+        ({"block_count": None}, GgufInvalid, "block_count is missing"),
+        ({"rope__freq_base": "many"}, GgufInvalid, "'many'"),
+        ({"feed_forward_length": 64}, GgufInvalid, "ffn_gate"),
+    ],
+)
+def test_wrong_metadata_is_refused(keys, error, message):
+    with pytest.raises(error, match=message):
+        Model.from_gguf(changed(file_of("llama-tiny-q4_1"), **keys))
+
+
+def test_rope_pairs_by_architecture():
+    """C9, against rotations written out: llama turns (2i, 2i + 1), qwen2 turns (i, i + D / 2)."""
+    from kvtrial.engine._regions import rope_turns, rotate_rows
+
+    rng = np.random.default_rng(9)
+    row = rng.standard_normal((1, 2, 8)).astype(np.float32)
+    frequencies = 10000.0 ** (-np.arange(4) / 4)
+    turn = np.exp(3j * frequencies)
+    interleaved = (row[..., 0::2] + 1j * row[..., 1::2]) * turn
+    halves = (row[..., :4] + 1j * row[..., 4:]) * turn
+    turns = rope_turns(np.array([3]), frequencies)
+    for neox, expected in (
+        (False, np.stack([interleaved.real, interleaved.imag], axis=-1).reshape(row.shape)),
+        (True, np.concatenate([halves.real, halves.imag], axis=-1)),
+    ):
+        out = row.copy()
+        rotate_rows(out, turns, neox)
+        np.testing.assert_allclose(out, expected, atol=1e-6)
+    configs = [Model.from_gguf(file_of(name)).config for name in TINY]
+    assert [c.neox for c in configs] == [False, True]
+
+
+# --- calls -----------------------------------------------------------------------------------------
+
+
+def test_greedy_takes_the_first_maximum_and_refuses_what_is_not_finite():
+    """B10, B21."""
+    assert greedy(np.array([0, 1, 1], np.float32)) == 1
+    for bad in (np.nan, np.inf, -np.inf):
+        with pytest.raises(NonFiniteLogits, match="logit 2"):
+            greedy(np.array([0, 1, bad, 1], np.float32))
+
+
+def test_non_finite_rows_raise_in_generate(tiny, monkeypatch):
+    """B10, end to end: attention that gives NaN never becomes token 0."""
+    model, expected = tiny
+    store = model.open_store("any", tokens=20)
+    session = store.open_session()
+    monkeypatch.setattr(model, "open_store", lambda *a, **k: store)
+    monkeypatch.setattr(store, "open_session", lambda: session)
+    monkeypatch.setattr(session, "attend", lambda layer, q, out, scale: out.fill(np.nan))
+    for activations in ("quantised", "fp32"):
+        with pytest.raises(NonFiniteLogits):
+            model.generate(expected["ids"][:1], 1, activations=activations)
+
+
+def test_wrong_calls_are_refused(tiny):
+    model, _ = tiny
+    session = model.open_store("any", tokens=4).open_session()
+    other = Model.from_gguf(file_of(next(n for n in TINY if not model.name.startswith(n))))
+    for ids in ([320], [-1]):
+        with pytest.raises(UnknownToken, match="allowed: 0 to 319"):
+            model.prefill(session, ids)
+    for ids in ([], [1.5]):
+        with pytest.raises(InvalidArgument):
+            model.prefill(session, ids)
+    with pytest.raises(InvalidArgument, match="each once"):
+        model.decoder(batch=2).step([session, session], [1, 2])
+    with pytest.raises(InvalidArgument, match="open it with"):
+        other.decoder().step([session], [1])
+    with pytest.raises(InvalidArgument, match="allowed: quantised, fp32"):
+        model.decoder(activations="int4")
+    assert session.length(0) == 0
