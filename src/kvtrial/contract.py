@@ -484,9 +484,9 @@ class KVSession(Protocol):
     def begin_restore(self, valid: Bool) -> list[list[memoryview | None]]:
         """Take pages for rows to come from outside, in an empty session.
 
-        ``valid`` is bool (L, rows); rows start at base_position. Returns, per layer and page, a
-        writable view of the whole page, None for a page of holes. Nothing is visible until
-        `finish_restore`.
+        ``valid`` is bool (L, rows); rows start at base_position; False in a session opened without
+        holes is `HoleNotAllowed`. Returns, per layer and page, a writable view of the whole page,
+        None for a page of holes. Nothing is visible until `finish_restore`.
         """
 
     def finish_restore(self) -> None:

@@ -492,6 +492,8 @@ class PlainSession:
             or self.restoring is not None
         ):
             raise InvalidArgument("begin_restore needs an empty session and a bit row per layer")
+        if not self.position_holes_allowed and not valid.all():
+            raise HoleNotAllowed("the bitmap has holes; open the session with holes allowed")
         padded = np.zeros((spec.layers, -(-valid.shape[1] // spec.page_tokens), spec.page_tokens))
         padded.reshape(spec.layers, -1)[:, : valid.shape[1]] = valid
         needed = padded.any(axis=2)

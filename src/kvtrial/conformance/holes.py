@@ -46,6 +46,21 @@ def refused_by_default(trial: Trial) -> None:
                 branch.invalidate(0, at(1, 2))
 
 
+@needs(Capability.SPILL)
+def restored_holes_need_leave_too(trial: Trial) -> None:
+    """A bitmap with holes is restored only where the session allows them."""
+    valid = np.ones((2, 9), bool)
+    valid[1, 4] = False
+    with trial.store() as store:
+        session = store.open_session()
+        with unchanged(trial, store, session), raises(HoleNotAllowed):
+            session.begin_restore(valid)
+        allowed = store.open_session(position_holes_allowed=True)
+        allowed.begin_restore(valid)
+        allowed.finish_restore()
+        require(np.flatnonzero(~allowed.valid(1)).tolist() == [4], "the restored hole is elsewhere")
+
+
 def left_out_positions(trial: Trial) -> None:
     """Positions left out by an append are holes; the other rows keep their positions."""
     with trial.store() as store:

@@ -107,6 +107,7 @@ TESTS = (
     _test(
         "KvHolesOnlyWhereAllowed",
         holes.refused_by_default,
+        holes.restored_holes_need_leave_too,
         holes.left_out_positions,
         holes.far_positions_are_refused,
         holes.invalidated_positions,
