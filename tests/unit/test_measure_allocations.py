@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -52,6 +53,17 @@ def test_a_planted_malloc_is_caught_and_an_empty_call_counts_nothing():
         """
     )
     assert found == [True, [0] * 50, [1] * 50]
+
+
+@needs_preload
+def test_a_folder_with_a_space_counts_too(tmp_path, monkeypatch):
+    found = allocations.library()
+    moved = tmp_path / "sp'ace é"
+    moved.mkdir()
+    shutil.copy(found, moved)
+    monkeypatch.setattr(allocations, "library", lambda: moved / found.name)
+    code = "from kvtrial.measure import allocations; print(str(allocations.available()).lower())"
+    assert counted(code) is True
 
 
 @needs_preload

@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 def count_allocations() -> None:
     """Replace this process by one that counts, unless it does or can't."""
     wanted = allocations.preload_environment()
-    if wanted is None or wanted.items() <= os.environ.items():
+    if wanted is None or os.environ.get("LD_PRELOAD") == wanted["LD_PRELOAD"]:
         return
     arguments = [sys.executable, "-m", "kvtrial.conformance", *sys.argv[1:]]
     os.execve(sys.executable, arguments, {**os.environ, **wanted})

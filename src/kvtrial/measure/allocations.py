@@ -10,6 +10,7 @@ call.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,16 @@ def library() -> Path | None:
 
 
 def preload_environment() -> dict[str, str] | None:
-    """Environment variables that make a child process count, or None where that can't be done."""
+    """Environment variables that make a child process count, or None where that can't be done.
+
+    The folder goes on the search path and only the name is preloaded: LD_PRELOAD itself can't hold a
+    path with a space.
+    """
     found = library()
-    return None if found is None else {"LD_PRELOAD": str(found)}
+    if found is None:
+        return None
+    search = [str(found.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {"LD_PRELOAD": found.name, "LD_LIBRARY_PATH": ":".join(search)}
 
 
 def available() -> bool:
