@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -12,22 +12,23 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Iterator[Result]]:
+def ahead(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Iterator[Result]]:
     """``map(function, items)``, one item ahead in a thread of its own.
 
     Worth it where ``function`` lets go of the interpreter (reading, BLAKE3). When the context ends,
     by an error too, nothing runs any more: buffers may be given back then.
     """
+    if len(items) < 2:
+        yield map(function, items)
+        return
     with ThreadPoolExecutor(1, thread_name_prefix="kvtrial-cold") as pool:
 
         def results() -> Iterator[Result]:
-            pending: Future[Result] | None = None
-            for item in items:
+            pending: Future[Result] = pool.submit(function, items[0])
+            for item in items[1:]:
                 following = pool.submit(function, item)
-                if pending is not None:
-                    yield pending.result()
-                pending = following
-            if pending is not None:
                 yield pending.result()
+                pending = following
+            yield pending.result()
 
         yield results()

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from kvtrial.cold import ColdStore, Identity, open_cold
-from kvtrial.contract import I64, Bool, InvalidArgument, PoolExhausted, StoreSpec
+from kvtrial.contract import I64, Bool, InvalidArgument, KVError, PoolExhausted, StoreSpec
 
 PATTERN_ROWS = 37  # two whole pages of 16 and a partial one
 
@@ -210,7 +210,10 @@ def crash_once(kind: str, folder: Path, first: int, after_s: float) -> Crash:
         time.sleep(after_s)
         writer.send_signal(signal.SIGKILL)
         said = [line.split() for line in writer.stdout if line.endswith("\n")]
-    return _check(kind, folder, first, said)
+    try:
+        return _check(kind, folder, first, said)
+    except KVError as error:
+        return Crash(next_sequence=first, faults=[f"the store does not open: {error}"])
 
 
 def _check(kind: str, folder: Path, first: int, said: list[list[str]]) -> Crash:

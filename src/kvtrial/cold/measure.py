@@ -61,6 +61,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
             folder = Path(spec["folder"]) / name
             arm = _Plain if name == "plain" else _Store
             columns = {"candidate": name, "place": place}
+            shutil.rmtree(folder, ignore_errors=True)
             try:
                 with no_collection():
                     measured = _measure_arm(arm(name, folder, store, source, spec), spec)

@@ -289,7 +289,7 @@ class SegmentLog:
             Buffers may be filled in part.
         """
         metas: list[bytes] = []
-        with ahead(self._read_run, _runs(wanted)) as runs:
+        with ahead(self._read_run, list(_runs(wanted))) as runs:
             for run, heads, end in runs:
                 for head, (key, location, views) in zip(heads, run):
                     if location.offset + location.nbytes > end:

@@ -1,0 +1,98 @@
+"""Real sessions through the cold tier: attention after a restore is bitwise what it was before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvtrial.cold import KINDS, Identity, open_cold
+from kvtrial.contract import PoolExhausted, StoreSpec
+from kvtrial.hot import native
+
+P = 16
+ROWS = 3 * P + 5
+SHAPE = {"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 32, "page_tokens": P}
+
+
+def opened(name, pages=32):
+    page = P * 2 * 2 * 32 * 4
+    return getattr(native, name).open(StoreSpec(**SHAPE, budget_bytes=pages * page))
+
+
+def filled(store, holes=False):
+    session = store.open_session(position_holes_allowed=holes)
+    draw = np.random.default_rng(3)
+    positions = np.arange(ROWS)
+    for layer in range(2):
+        k, v = draw.standard_normal((2, ROWS, 2, 32), dtype=np.float32)
+        v[4, 0, :2] = np.array([0x80000000, 0x7F800001], np.uint32).view(np.float32)
+        session.append(layer, positions, k, v)
+    if holes:
+        for layer in range(2):
+            session.invalidate(layer, np.arange(P, 2 * P))  # a whole page
+            session.invalidate(layer, np.array([0, 3]))
+    return session
+
+
+def attended(session):
+    q = np.random.default_rng(5).standard_normal((4, 32), dtype=np.float32)
+    outs = []
+    for layer in range(2):
+        out = np.empty((4, 32), np.float32)
+        session.attend(layer, q, out, 32**-0.5)
+        outs.append(out.tobytes())
+    return outs
+
+
+def cold_for(kind, path, store):
+    return open_cold(kind, path, Identity.of(store, model_sha256="0" * 64, rope_base=1e4))
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(params=["K3"])
+def name(request):
+    candidate = getattr(native, request.param, None)
+    if candidate is None or candidate.not_built:
+        pytest.fail(f"{request.param} is not built: {candidate and candidate.not_built}")
+    return request.param
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_attention_after_a_restore_is_bitwise_the_same(kind, name, holes, tmp_path):
+    store = opened(name)
+    session = filled(store, holes)
+    before = attended(session)
+    with cold_for(kind, tmp_path / "cold", store) as cold:
+        cold.spill(session, np.arange(ROWS))
+    other = opened(name)
+    with cold_for(kind, tmp_path / "cold", other) as cold:
+        back = other.open_session(position_holes_allowed=holes)
+        assert cold.restore(np.arange(ROWS), back) == ROWS
+    for layer in range(2):
+        assert np.array_equal(back.valid(layer), session.valid(layer))
+        at = np.flatnonzero(session.valid(layer))
+        for ours, theirs in zip(session.read(layer, at), back.read(layer, at)):
+            assert ours.tobytes() == theirs.tobytes()
+    assert attended(back) == before
+    # And it goes on: the next row is appended as if nothing had happened.
+    for one in (session, back):
+        row = np.ones((1, 2, 32), np.float32)
+        for layer in range(2):
+            one.append(layer, np.array([ROWS]), row, row)
+    assert attended(back) == attended(session)
+
+
+def test_a_pool_too_small_changes_nothing(kind, name, tmp_path):
+    store = opened(name)
+    with cold_for(kind, tmp_path / "cold", store) as cold:
+        cold.spill(filled(store), np.arange(ROWS))
+        small = opened(name, pages=6)
+        back = small.open_session()
+        with pytest.raises(PoolExhausted):
+            cold.restore(np.arange(ROWS), back)
+        assert small.pages_free == small.pages_total and back.length(0) == 0
+        assert cold.restore(np.arange(3 * P), back) == 3 * P
