@@ -4,8 +4,8 @@
 ``direct_first``, which way runs first in this block (it alternates).
 
 The engine reserves a slot where the store hands one out and falls back to scratch and append where
-it doesn't. `Watched` stands between them: it refuses the slot for the one way, and counts for both,
-so that the rows say which way was really taken.
+it doesn't. The warm-up steps run through `Watched`, which counts the way that the rows really took;
+the counted steps run on the session itself.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from kvtrial.measure.surroundings import Bracket
 
 
 class Watched:
-    """A session that counts how its rows come in, and hands out slots only if ``slots``."""
+    """A session that counts how its rows come in."""
 
-    def __init__(self, session: KVSession, slots: bool) -> None:
+    def __init__(self, session: KVSession) -> None:
         self._session = session
-        self._slots = slots
         self.reserved_rows = 0
         self.appended_rows = 0
 
@@ -40,8 +39,8 @@ class Watched:
         return getattr(self._session, name)
 
     def reserve_slot(self, layer: int, positions: Any) -> tuple[F32, F32] | None:
-        """The session's slot, or None, which sends the engine to scratch and append."""
-        views = self._session.reserve_slot(layer, positions) if self._slots else None
+        """The session's slot, counted where there is one."""
+        views = self._session.reserve_slot(layer, positions)
         if views is not None:
             self.reserved_rows += len(positions)
         return views
@@ -78,17 +77,16 @@ def _both_ways(
     has_slots = Capability.RESERVE_SLOT in get(name).capabilities
     for way in ("direct", "append") if spec["direct_first"] else ("append", "direct"):
         times, watched, outputs[way] = _decode(model, name, snapshot, spec, way == "direct")
-        written = watched.reserved_rows + watched.appended_rows
         if way == "direct":
-            share = watched.reserved_rows / written
-            row_floats = 2 * model.config.kv_heads * model.config.head_dim
-            saved = 4 * row_floats * watched.reserved_rows / len(times)
+            share = watched.reserved_rows / (watched.reserved_rows + watched.appended_rows)
+            row_bytes = 4 * 2 * model.config.kv_heads * model.config.head_dim
+            saved = row_bytes * watched.reserved_rows / spec["warmup_steps"]
             rows.append({**columns, "metric": "direct/reserved_share", "value": share})
             rows.append({**columns, "metric": "direct/bytes_not_copied", "value": saved})
         if has_slots:  # else both ways are one, and there is nothing to compare
             rows += [
                 {**columns, "metric": "direct/step_ms", "index": i, "value": t / 1e6, "text": way}
-                for i, t in enumerate(times[spec["warmup_steps"] :])
+                for i, t in enumerate(times)
             ]
     same = float(outputs["direct"] == outputs["append"])
     rows.append({**columns, "metric": "direct/identical", "value": same})
@@ -96,34 +94,36 @@ def _both_ways(
 
 
 def _decode(
-    model: Any, name: str, snapshot: Snapshot, spec: Spec, slots: bool
+    model: Any, name: str, snapshot: Snapshot, spec: Spec, direct: bool
 ) -> tuple[list[int], Watched, str]:
-    """Times in ns of all steps, the watched session, and a hash over logits and cache."""
-    steps = spec["warmup_steps"] + spec["decode_steps"]
+    """Times in ns of the counted steps, the watched warm-up, and a hash over logits and cache."""
+    warmup, steps = spec["warmup_steps"], spec["warmup_steps"] + spec["decode_steps"]
     with opened(
         name,
         shape_of(model),
         tokens=snapshot.tokens + steps,
         page_tokens=spec["page_tokens"],
         threads=spec["threads"],
-    ) as (store, sessions):
-        fill(sessions[0], snapshot)
-        watched = Watched(sessions[0], slots)
-        decoder = model.decoder(threads=spec["threads"], activations="quantised", batch=1)
+    ) as (store, (session,)):
+        fill(session, snapshot)
+        watched = Watched(session)
+        decoder = model.decoder(threads=spec["threads"], direct=direct)
         ids = np.array([snapshot.next_id], np.int64)
         digest = hashlib.sha256()
         times: list[int] = []
         with no_collection():
             for index in range(steps):
+                running = [watched if index < warmup else session]
                 start = clock.now_ns()
-                logits = decoder.step([watched], ids)
+                logits = decoder.step(running, ids)
                 ids = logits.argmax(axis=1)
                 stop = clock.now_ns()
-                times.append(clock.elapsed_ns(start, stop, f"decode step {index}"))
+                if index >= warmup:
+                    times.append(clock.elapsed_ns(start, stop, f"decode step {index}"))
                 digest.update(logits.tobytes())
         new = np.arange(snapshot.tokens, snapshot.tokens + steps, dtype=np.int64)
         for layer in range(store.spec.layers):
-            for rows in sessions[0].read(layer, new):
+            for rows in session.read(layer, new):
                 digest.update(rows.tobytes())
         return times, watched, digest.hexdigest()
 

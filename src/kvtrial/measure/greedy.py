@@ -56,7 +56,7 @@ def _greedy_logits(model: Any, name: str, spec: Spec) -> Iterator[F32]:
         page_tokens=spec["page_tokens"],
         threads=spec["threads"],
     ) as (_, sessions):
-        decoder = model.decoder(threads=spec["threads"], activations="float32", batch=1)
+        decoder = model.decoder(threads=spec["threads"], activations="fp32", batch=1)
         logits = model.prefill(sessions[0], np.array(spec["ids"], np.int64))
         yield logits
         for _ in range(spec["steps"] - 1):

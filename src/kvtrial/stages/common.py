@@ -280,6 +280,7 @@ class Progress:
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
+                refresh_per_second=1,  # drawing takes time from a block on all cores
             )
             self._task = self._bar.add_task(title, total=self._total or 1.0)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial import models, workload
+from kvtrial import machine, models, workload
 from kvtrial.contract import F32, KVSession
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
@@ -95,12 +95,13 @@ def prefill(
     model: Any, ids: list[int], folders: dict[int, Path], facts: dict[str, Any], page_tokens: int
 ) -> None:
     """One session's snapshots: ``folders`` maps each context, ascending, to its folder."""
-    longest = max(folders)
-    shape = shape_of(model)
-    with opened(STORE, shape, tokens=longest, page_tokens=page_tokens) as (_, (session,)):
+    threads = machine.usable_cpus()
+    with opened(
+        STORE, shape_of(model), tokens=max(folders), page_tokens=page_tokens, threads=threads
+    ) as (_, (session,)):
         done = 0
         for context, folder in folders.items():
-            logits: F32 = model.prefill(session, np.array(ids[done:context], np.int64))
+            logits: F32 = model.prefill(session, ids[done:context], threads=threads)
             done = context
             beyond = context > model.config.context_length
             own = {**facts, "next_id": int(logits.argmax()), "beyond_training_context": beyond}
