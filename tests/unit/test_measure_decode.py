@@ -3,6 +3,7 @@ test.
 """
 
 import copy
+import itertools
 import json
 import math
 import shutil
@@ -151,18 +152,17 @@ def test_m2_measures_every_arm_in_every_block(run, arguments, model):
     for cell in CELLS:
         own = rows.query(f"context == {cell['context']} and sessions == {cell['sessions']}")
         valid = own[own["trial"] == own.groupby("block")["trial"].transform("max")]
-        for name in ARMS:
-            for number in range(cell["blocks"]):
-                arm = valid.query("candidate == @name and block == @number")
-                metric = arm.groupby("metric")["value"]
-                assert list(arm.query("metric == 'm2/step_ms'")["index"]) == list(range(6))
-                assert (metric.get_group("m2/step_ms") > 0).all()
-                attention = metric.get_group("m2/attention_ms").to_numpy()
-                assert (0 < attention).all()
-                assert (attention < metric.get_group("m2/step_ms").to_numpy()).all()
-                assert list(metric.get_group("m2/tokens")) == [6 * cell["sessions"]]
-                assert len(metric.get_group("probe/spin_ms")) == 2
-                assert arm.query("metric == 'env/OMP_NUM_THREADS'")["text"].tolist() == ["1"]
+        for name, number in itertools.product(ARMS, range(cell["blocks"])):
+            arm = valid[(valid["candidate"] == name) & (valid["block"] == number)]
+            metric = arm.groupby("metric")["value"]
+            assert list(arm.query("metric == 'm2/step_ms'")["index"]) == list(range(6))
+            assert (metric.get_group("m2/step_ms") > 0).all()
+            attention = metric.get_group("m2/attention_ms").to_numpy()
+            assert (attention > 0).all()
+            assert (attention < metric.get_group("m2/step_ms").to_numpy()).all()
+            assert list(metric.get_group("m2/tokens")) == [6 * cell["sessions"]]
+            assert len(metric.get_group("probe/spin_ms")) == 2
+            assert arm.query("metric == 'env/OMP_NUM_THREADS'")["text"].tolist() == ["1"]
     first, second = (
         rows.query("context == 48 and block == @b and metric == 'm2/tokens' and trial == 0")
         .sort_values("place")["candidate"]

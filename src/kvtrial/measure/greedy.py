@@ -1,4 +1,4 @@
-"""Parity: greedy decodes of one prompt, every candidate beside the baseline, activations in FP32.
+"""Parity: greedy decodes of some prompts, every candidate beside the baseline, activations in FP32.
 
 ``python -m kvtrial.measure.greedy SPEC.json OUT.json`` with SPEC:
 
@@ -6,7 +6,7 @@
 gguf          path of the model
 baseline      the candidate that the others are compared with
 candidates    the others
-ids           tokens of the prompt
+prompts       number of the prompt, as text, to its tokens; the number is the column ``block``
 steps         greedy tokens; the first comes from the prefill
 page_tokens   P
 threads       of decoder and stores
@@ -33,31 +33,40 @@ from kvtrial.measure.stores import opened, shape_of
 
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
-    """Rows of every candidate on the prompt."""
+    """Rows of the baseline and of every candidate on each prompt."""
     model = models.load_model(spec["gguf"])
-    note(spec["baseline"])
-    reference = [logits.copy() for logits in _greedy_logits(model, spec["baseline"], spec)]
-    rows = _rows(spec["baseline"], reference, None)
-    for name in spec["candidates"]:
+    rows: list[Row] = []
+    for number, ids in spec["prompts"].items():
+        own = _prompt(model, spec, ids, note)
+        rows += [{**row, "block": int(number)} for row in own]
+    return rows
+
+
+def _prompt(model: Any, spec: Spec, ids: list[int], note: Callable[[str], None]) -> list[Row]:
+    baseline, others = spec["baseline"], [n for n in spec["candidates"] if n != spec["baseline"]]
+    note(baseline)
+    reference = [logits.copy() for logits in _greedy_logits(model, baseline, spec, ids)]
+    rows = _rows(baseline, reference, None)
+    for name in others:
         note(name)
         try:
-            rows += _rows(name, _greedy_logits(model, name, spec), reference)
+            rows += _rows(name, _greedy_logits(model, name, spec, ids), reference)
         except Exception as error:
             rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
     return rows
 
 
-def _greedy_logits(model: Any, name: str, spec: Spec) -> Iterator[F32]:
+def _greedy_logits(model: Any, name: str, spec: Spec, ids: list[int]) -> Iterator[F32]:
     """Logits (V,) before each greedy token; an array is good until the next one."""
     with opened(
         name,
         shape_of(model),
-        tokens=len(spec["ids"]) + spec["steps"],
+        tokens=len(ids) + spec["steps"],
         page_tokens=spec["page_tokens"],
         threads=spec["threads"],
     ) as (_, sessions):
         decoder = model.decoder(threads=spec["threads"], activations="fp32", batch=1)
-        logits = model.prefill(sessions[0], np.array(spec["ids"], np.int64))
+        logits = model.prefill(sessions[0], ids)
         yield logits
         for _ in range(spec["steps"] - 1):
             logits = decoder.step(sessions, np.array([logits.argmax()], np.int64))[0]

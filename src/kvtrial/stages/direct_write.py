@@ -21,7 +21,7 @@ def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
         "snapshots": stage.snapshots(block.cell["context"], 1),
         "threads": block.cell["threads"],
         "page_tokens": stage.protocol["page_tokens"],
-        "warmup_steps": stage.protocol["m2"]["warmup_steps"],
+        "warmup_steps": max(1, stage.protocol["m2"]["warmup_steps"]),  # they are watched
         "decode_steps": stage.protocol["decode_steps"],
         "direct_first": block.number % 2 == 0,
     }

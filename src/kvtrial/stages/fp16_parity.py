@@ -9,6 +9,7 @@ rows are facts; which steps count and who is in parity is `kvtrial.parity`'s to 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import yaml
@@ -16,8 +17,10 @@ import yaml
 from kvtrial import paths
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
-from kvtrial.stages.common import Progress, Stage, run_arms
+from kvtrial.stages.common import Progress, Stage, StageError, run_arms
 
+#: A finished group is a unit of the journal; a process for each prompt would mostly start up.
+PROMPTS_A_PROCESS = 4
 COLUMNS = {"context": 0, "sessions": 1, "threads": 1}
 
 
@@ -32,29 +35,34 @@ def main(argv: list[str] | None = None) -> int:
     """Command line of the stage."""
     stage = Stage.from_command_line("fp16_parity", __doc__, argv)
     rules = stage.protocol["parity"]
-    baseline = rules["baseline"]
-    prompt_ids = prompts(Tokenizer(read_gguf(stage.gguf)))
+    numbered = {str(i): ids for i, ids in enumerate(prompts(Tokenizer(read_gguf(stage.gguf))))}
+    groups = [
+        dict(itertools.islice(numbered.items(), start, start + PROMPTS_A_PROCESS))
+        for start in range(0, len(numbered), PROMPTS_A_PROCESS)
+    ]
+    names = [f"prompts{int(min(group, key=int)):02d}" for group in groups]
     with (
         stage.attempt() as attempt,
-        Progress(
-            "fp16_parity", {f"prompt{i:02d}": 1.0 for i in range(len(prompt_ids))}
-        ) as progress,
+        Progress("fp16_parity", dict.fromkeys(names, 1.0)) as progress,
     ):
-        names = stage.runnable(attempt, timed=False)
-        order = [baseline, *(n for n in names if n != baseline)] if baseline in names else []
-        for number, ids in enumerate(prompt_ids):
-            unit = f"prompt{number:02d}"
+        arms = stage.runnable(attempt, timed=False)
+        if rules["baseline"] not in arms:
+            raise StageError(
+                f"parity needs its baseline {rules['baseline']}, which can't run here; see "
+                f"`kvtrial candidates`"
+            )
+        for unit, group in zip(names, groups):
             if not attempt.has(unit):
                 spec = {
                     "gguf": str(stage.gguf),
-                    "baseline": baseline,
-                    "ids": ids,
+                    "baseline": rules["baseline"],
+                    "prompts": group,
                     "steps": rules["steps_per_prompt"],
                     "page_tokens": stage.protocol["page_tokens"],
                     "threads": COLUMNS["threads"],
                 }
-                rows = run_arms(stage, attempt, "kvtrial.measure.greedy", order, spec, COLUMNS)
-                attempt.put(unit, stage.events(rows, block=number, **COLUMNS))
+                rows = run_arms(stage, attempt, "kvtrial.measure.greedy", arms, spec, COLUMNS)
+                attempt.put(unit, stage.events(rows, **COLUMNS))
             progress.done(unit)
     return 0
 
