@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from kvtrial import build, selection
@@ -12,6 +12,7 @@ from kvtrial.contract import (
     CandidateNotBuilt,
     InvalidArgument,
     KVStore,
+    Profile,
     RetiredCandidate,
     StoreSpec,
     UnknownCandidate,
@@ -23,16 +24,36 @@ GROUP = "kvtrial.candidates"
 @functools.cache
 def candidates() -> dict[str, Candidate]:
     """Every registered candidate by name, sorted. Ours are registered as a stranger's are."""
-    found: dict[str, Candidate] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda p: p.name):
+    points = sorted(entry_points(group=GROUP), key=lambda p: p.name)
+    return {point.name: _load(point) for point in points}
+
+
+def _load(point: EntryPoint) -> Candidate:
+    """The candidate behind an entry point. One that does not load costs its own column, not the run."""
+    try:
         candidate = point.load()
+        if not isinstance(candidate, Candidate):
+            raise TypeError(f"it is a {type(candidate).__name__}, not a kvtrial.contract.Candidate")
         if candidate.name != point.name:
-            raise InvalidArgument(
-                f"entry point {point.name!r} ({point.value}) names candidate {candidate.name!r}; "
-                "the two names must be equal"
-            )
-        found[point.name] = candidate
-    return found
+            raise ValueError(f"it names candidate {candidate.name!r}; the two names must be equal")
+    except Exception as error:
+        return Candidate(
+            name=point.name,
+            title="(does not load)",
+            role="contender",
+            profile=Profile.FP32,
+            language="unknown",
+            owner="unknown",
+            layout="unknown",
+            capabilities=frozenset(),
+            open=_refuse,
+            not_built=f"entry point {point.value}: {type(error).__name__}: {error}",
+        )
+    return candidate
+
+
+def _refuse(spec: StoreSpec) -> KVStore:
+    raise CandidateNotBuilt("its entry point does not load; see its not_built")
 
 
 def get(name: str) -> Candidate:

@@ -317,8 +317,7 @@ class Candidate:
     """A store implementation under trial, as the entry-point group ``kvtrial.candidates`` names it.
 
     ``language`` is the kernel's, ``owner`` that of the memory and bookkeeping. ``role`` is
-    ``baseline``, ``ablation``, ``contender``, ``profile`` or ``control``. ``incumbent`` marks the
-    Cython FP32 arms that a Rust arm has to beat.
+    ``baseline``, ``ablation``, ``contender``, ``profile`` or ``control``.
     """
 
     name: str
