@@ -228,3 +228,25 @@ def test_a_failed_sync_leaves_nothing_that_could_pass_for_durable(folder, monkey
     assert log.size(1) == size
     log.close()
     assert opened(folder)[1] == ["a"]
+
+
+def test_a_full_disk_at_a_new_segment_leaves_the_old_one(folder, monkeypatch):
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    log, _ = opened(folder)
+    log.append([record("a")])
+
+    def full(fd, buffers, offset):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        with pytest.raises(errors.DiskFull):
+            log.append([record("b")])
+    log.close()
+    log, names = opened(folder)
+    assert names == ["a"]
+    log.append([record("c")])
+    log.close()
+    log, names = opened(folder)
+    assert names == ["a", "c"] and log.numbers() == [1, 2]
+    log.close()

@@ -10,7 +10,7 @@ import pytest
 
 from kvtrial.cold import KINDS, errors, keys, open_cold
 from kvtrial.cold.crash import PatternStore
-from kvtrial.contract import InvalidArgument, PoolExhausted
+from kvtrial.contract import InvalidArgument, PoolExhausted, StepIncomplete
 
 P = 16
 
@@ -253,3 +253,24 @@ def test_progress_follows_the_acknowledged_batches(cold, store):
         store.filled(5 * P), tokens(5 * P), batch_pages=2, progress=lambda *a: seen.append(a)
     )
     assert seen == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_every_acknowledgement_costs_one_sync_in_either_store(cold, store):
+    cold.spill(store.filled(P), 9 + tokens(P))  # the first segment and log are there
+    syncs = [cold.syncs]
+    cold.spill(
+        store.filled(5 * P),
+        tokens(5 * P),
+        batch_pages=2,
+        progress=lambda *_: syncs.append(cold.syncs),
+    )
+    assert np.diff(syncs).tolist() == [1, 1, 1]
+    cold.delete(tokens(5 * P))
+    assert cold.syncs == syncs[-1] + 1
+
+
+def test_a_session_inside_a_step_is_refused(cold, store):
+    session = store.filled(P)
+    session.bits[1, -1] = False
+    with pytest.raises(StepIncomplete, match=r"\[15, 16\] rows"):
+        cold.spill(session, tokens(P))

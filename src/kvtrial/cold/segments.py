@@ -28,7 +28,7 @@ import xxhash
 from kvtrial.cold import disk
 from kvtrial.cold.ahead import ahead
 from kvtrial.cold.disk import Buffer
-from kvtrial.cold.errors import CorruptSegment, DiskFull, FormatMismatch, StorePoisoned
+from kvtrial.cold.errors import ColdError, CorruptSegment, DiskFull, FormatMismatch, StorePoisoned
 
 PAGE, SNAPSHOT, DELETE = 1, 2, 3
 
@@ -225,16 +225,21 @@ class SegmentLog:
             return disk.write_all(fd, buffers, start)
         except OSError as error:
             self._cut(fd, segment, start)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(
-                    error.errno,
-                    f"no space for a batch in {self.path(segment)}; it was rolled back to "
-                    f"{start} bytes; free space or run gc, and spill again",
-                ) from error
-            raise StorePoisoned(
-                f"write to {self.path(segment)} failed ({error}); it was rolled back to {start} "
-                "bytes; check the disk and reopen the store"
-            ) from error
+            raise self._failed(error, segment, start) from error
+
+    def _failed(self, error: OSError, segment: int, start: int) -> ColdError:
+        """What to raise for a batch that was not written and was cut back to ``start`` bytes."""
+        path = self.path(segment)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return DiskFull(
+                error.errno,
+                f"no space for a batch in {path}; it was rolled back to {start} bytes; free space "
+                "or run gc, and spill again",
+            )
+        return StorePoisoned(
+            f"write to {path} failed ({error}); it was rolled back to {start} bytes; check the "
+            "disk and reopen the store"
+        )
 
     def _cut(self, fd: int, segment: int, offset: int) -> None:
         try:
@@ -248,10 +253,13 @@ class SegmentLog:
     def _begin_segment(self) -> None:
         """Create the next segment; its name is durable now, its header with the first batch."""
         number = self.end.segment + 1
-        path = self.path(number)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        self._fds[number] = fd
-        self._write(fd, number, [_file_header(number, self.end.batch)], 0)
+        if number not in self._fds:  # it is there where a full disk refused its header before
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            try:
+                self._fds[number] = os.open(self.path(number), flags, 0o644)
+            except OSError as error:
+                raise self._failed(error, number, 0) from error
+        self._write(self._fds[number], number, [_file_header(number, self.end.batch)], 0)
         disk.fsync_dir(self.folder)
         self.end = Position(number, _FILE.size, self.end.batch)
         self._sealed = False

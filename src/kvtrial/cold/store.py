@@ -49,7 +49,7 @@ from kvtrial.cold.errors import (
 from kvtrial.cold.index import Index, Snapshot
 from kvtrial.cold.keys import Identity, PageKey
 from kvtrial.cold.page import Page, PageMeta, content_address
-from kvtrial.contract import I64, Bool, InvalidArgument, KVSession
+from kvtrial.contract import I64, Bool, InvalidArgument, KVSession, StepIncomplete
 
 FORMAT = 1
 _FORMAT_FILE = "FORMAT.json"
@@ -483,6 +483,11 @@ def _validity(session: KVSession, identity: Identity, n_tokens: int) -> Bool:
     base = identity.base_position
     layers = [session.valid(layer) for layer in range(identity.layers)]
     rows = max(len(v) for v in layers)
+    if not session.position_holes_allowed and any(len(v) != rows for v in layers):
+        raise StepIncomplete(
+            f"the layers hold {sorted({len(v) for v in layers})} rows; finish or abandon the step, "
+            "then spill"
+        )
     # Holes at the end shorten a session's length, so with holes there may be more tokens than rows.
     fits = n_tokens - base >= rows if session.position_holes_allowed else n_tokens - base == rows
     if not fits or n_tokens <= base:
