@@ -1,0 +1,272 @@
+"""Attention over a layer: spans by a kernel, joined in order; and the causal block by BLAS.
+
+A layer is cut at multiples of KV_SPAN_SLOTS, whatever the number of threads, and partials are joined
+in the order of their positions, so that results are bitwise the same for any.
+"""
+
+from libc.math cimport INFINITY, expf
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+from scipy.linalg.cython_blas cimport sgemm
+
+from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span, kv_span_fn, kv_task_fn
+from kvtrial.hot._rows cimport Format, read_row
+
+
+cdef extern from "thread_pool.h" nogil:
+    void kv_parallel_for(kv_task_fn task, void *context, int64_t n_tasks, int n_threads)
+
+
+cdef extern from "simd.h" nogil:
+    ctypedef float vector "kv_vf"
+    vector kv_zero()
+    vector kv_splat(float)
+    vector kv_load(const float *)
+    void kv_store(float *, vector)
+    vector kv_max(vector, vector)
+    vector kv_add(vector, vector)
+    vector kv_sub(vector, vector)
+    vector kv_exp(vector)
+    float kv_hsum(vector)
+    float kv_hmax(vector)
+
+
+ctypedef struct Job:
+    const kv_span *whole
+    kv_span_fn kernel
+    float *partials
+    int64_t first_span, head_parts
+    int failed
+
+
+cdef inline int64_t partial_floats(const kv_span *span) noexcept nogil:
+    """Floats of one span's partial: max, sum and output of every local query head."""
+    return <int64_t>span.kv_heads * span.group * (span.head_dim + 2)
+
+
+cdef void span_task(void *context, int64_t task) noexcept nogil:
+    """One span of positions, for all heads or for one."""
+    cdef Job *job = <Job *>context
+    cdef kv_span span = job.whole[0]
+    cdef int64_t part = task // job.head_parts, first = (job.first_span + part) * KV_SPAN_SLOTS
+    cdef int64_t heads = span.kv_heads * span.group
+    span.first_slot = max(span.first_slot, first)
+    span.last_slot = min(span.last_slot, first + KV_SPAN_SLOTS)
+    if job.head_parts > 1:
+        span.first_head += <int32_t>(task % job.head_parts)
+        span.last_head = span.first_head + 1
+    span.max = job.partials + part * partial_floats(&span)
+    span.sum = span.max + heads
+    span.output = span.sum + heads
+    if job.kernel(&span):
+        job.failed = 1
+
+
+cdef void join(
+    float *top, float *total, float *output, const float *more_top, const float *more_total,
+    const float *more_output, int64_t heads, int64_t dim,
+) noexcept nogil:
+    """Adds a partial of ``heads`` query heads to a running one."""
+    cdef int64_t h, d
+    cdef float peak, mine, other
+    for h in range(heads):
+        if more_total[h] == 0 and more_top[h] == -INFINITY:
+            continue
+        peak = more_top[h] if more_top[h] > top[h] else top[h]
+        mine = 0 if top[h] == -INFINITY else expf(top[h] - peak)
+        other = expf(more_top[h] - peak)
+        top[h] = peak
+        total[h] = total[h] * mine + more_total[h] * other
+        for d in range(dim):
+            output[h * dim + d] = output[h * dim + d] * mine + more_output[h * dim + d] * other
+
+
+cdef int attend_spans(
+    const kv_span *whole, kv_span_fn kernel, float *partials, int threads
+) noexcept nogil:
+    """The partial over all of ``whole``, of any length, into its max, sum and output.
+
+    ``partials`` has room for one partial a span. Returns 0, or the kernel's failure.
+    """
+    cdef Job job
+    cdef int64_t spans, part, at, dim = whole.head_dim
+    cdef int64_t first = whole.first_head * whole.group
+    cdef int64_t heads = (whole.last_head - whole.first_head) * whole.group
+    cdef int64_t all_heads = whole.kv_heads * whole.group
+    cdef const float *partial
+    for at in range(first, first + heads):
+        whole.max[at] = -INFINITY
+        whole.sum[at] = 0
+    memset(whole.output + first * dim, 0, heads * dim * sizeof(float))
+    if whole.first_slot >= whole.last_slot or not heads:
+        return 0
+    job.whole, job.kernel, job.partials, job.failed = whole, kernel, partials, 0
+    job.first_span = whole.first_slot // KV_SPAN_SLOTS
+    spans = (whole.last_slot + KV_SPAN_SLOTS - 1) // KV_SPAN_SLOTS - job.first_span
+    job.head_parts = whole.last_head - whole.first_head if threads > 1 else 1
+    kv_parallel_for(span_task, &job, spans * job.head_parts, threads)
+    for part in range(spans):
+        partial = partials + part * partial_floats(whole)
+        join(
+            whole.max + first, whole.sum + first, whole.output + first * dim,
+            partial + first, partial + all_heads + first,
+            partial + 2 * all_heads + first * dim, heads, dim,
+        )
+    return job.failed
+
+
+# The causal block ---------------------------------------------------------------------------------
+
+cdef enum:
+    COLUMNS = 256  # cached rows that one pair of matrix products takes
+    QUERIES = 64  # block rows that it takes
+
+
+cdef int64_t gather(
+    const kv_span *span, Format form, int64_t head, int64_t first, int64_t last,
+    float *k, float *v, int64_t *slots,
+) noexcept nogil:
+    """Valid rows of slots [first, last) of one head as FP32 (rows, head_dim); their number."""
+    cdef int64_t tokens = span.page_tokens, tile = tokens * span.row_bytes
+    cdef int64_t slot, n = 0
+    cdef const unsigned char *at
+    for slot in range(first, last):
+        if span.valid[slot // tokens] >> (slot % tokens) & 1:
+            at = span.pool + span.page_ids[slot // tokens] * span.page_bytes + head * 2 * tile
+            at += slot % tokens * span.row_bytes
+            read_row(form, k + n * span.head_dim, at, span.head_dim)
+            read_row(form, v + n * span.head_dim, at + tile, span.head_dim)
+            slots[n] = slot
+            n += 1
+    return n
+
+
+cdef void soften_row(
+    float *scores, int64_t n, float *top, float *total, float *output, int64_t dim
+) noexcept nogil:
+    """Scores of one query over n columns become weights; its output is rescaled."""
+    cdef int64_t i, whole = n // 8 * 8
+    cdef float peak = top[0], keep
+    cdef vector most = kv_splat(top[0]), sums = kv_zero()
+    if not n:
+        return
+    for i in range(0, whole, 8):
+        most = kv_max(kv_load(scores + i), most)
+    peak = kv_hmax(most)
+    for i in range(whole, n):
+        peak = max(peak, scores[i])
+    if peak < -3.0e38:
+        peak = -3.0e38
+    if peak > top[0]:
+        keep = expf(top[0] - peak)
+        total[0] *= keep
+        for i in range(dim):
+            output[i] *= keep
+        top[0] = peak
+    for i in range(0, whole, 8):
+        most = kv_exp(kv_sub(kv_load(scores + i), kv_splat(peak)))
+        kv_store(scores + i, most)
+        sums = kv_add(sums, most)
+    total[0] += kv_hsum(sums)
+    for i in range(whole, n):
+        scores[i] = expf(scores[i] - peak)
+        total[0] += scores[i]
+
+
+cdef void block_head(
+    const kv_span *span, Format form, int64_t head, int64_t n, int64_t q_stride, float *out,
+    float *work,
+) noexcept nogil:
+    """All n query rows of one KV head's group; q and out rows are ``q_stride`` floats apart."""
+    cdef int64_t dim = span.head_dim, group = span.group
+    cdef float *k = work
+    cdef float *v = k + COLUMNS * dim
+    cdef float *scores = v + COLUMNS * dim
+    cdef float *q = scores + QUERIES * group * COLUMNS
+    cdef float *output = q + n * group * dim
+    cdef float *top = output + n * group * dim
+    cdef float *total = top + n * group
+    cdef int64_t[256] slots  # COLUMNS
+    cdef int64_t first, row, rows, i, seen, m, columns, r, g, c, at, tile, part, begin = span.last_slot - n
+    cdef int lines, width, depth = <int>dim, leading = COLUMNS
+    cdef float weight, one = 1, zero = 0, scale = span.scale
+    for i in range(n):
+        memcpy(
+            q + i * group * dim, span.q + i * q_stride + head * group * dim,
+            group * dim * sizeof(float),
+        )
+    memset(output, 0, n * group * dim * sizeof(float))
+    for i in range(n * group):
+        top[i], total[i] = -INFINITY, 0
+    for tile in range((span.last_slot + COLUMNS - 1) // COLUMNS):
+        first = tile * COLUMNS
+        columns = gather(
+            span, form, head, first, min(first + COLUMNS, span.last_slot), k, v, slots
+        )
+        if not columns:
+            continue
+        for part in range((n + QUERIES - 1) // QUERIES):
+            row = part * QUERIES
+            rows = min(n - row, <int64_t>QUERIES)
+            # Columns that the newest of these rows sees.
+            m = columns
+            while m and slots[m - 1] > begin + row + rows - 1:
+                m -= 1
+            if not m:
+                continue
+            lines, width = <int>(rows * group), <int>m
+            # Row-major S (lines, m) = Q K^T is column-major S^T (m, lines).
+            sgemm(b"T", b"N", &width, &lines, &depth, &scale, k, &depth,
+                  q + row * group * dim, &depth, &zero, scores, &leading)
+            seen = m
+            for r in range(rows - 1, -1, -1):
+                while seen and slots[seen - 1] > begin + row + r:
+                    seen -= 1
+                for g in range(group):
+                    i = (row + r) * group + g
+                    soften_row(scores + (r * group + g) * COLUMNS, seen, top + i, total + i,
+                               output + i * dim, dim)
+            # Columns that every row sees go through one product, those of the diagonal one by one:
+            # a weight of 0 would not keep NaN out.
+            width = <int>seen
+            if seen:
+                sgemm(b"N", b"N", &depth, &lines, &width, &one, v, &depth, scores, &leading, &one,
+                      output + row * group * dim, &depth)
+            for r in range(rows):
+                for c in range(width, m):
+                    if slots[c] > begin + row + r:
+                        break
+                    for g in range(group):
+                        i = (row + r) * group + g
+                        weight = scores[(r * group + g) * COLUMNS + c]
+                        for at in range(dim):
+                            output[i * dim + at] += weight * v[c * dim + at]
+    for i in range(n * group):
+        for r in range(dim):
+            out[i // group * q_stride + (head * group + i % group) * dim + r] = (
+                output[i * dim + r] / total[i] if total[i] != 0 else 0
+            )
+
+
+cdef int attend_block(
+    const kv_span *whole, Format form, int64_t n, int64_t q_stride, float *out
+) except -1:
+    """Causal attention of the newest n rows, as the contract says of the verb.
+
+    ``whole.q`` and ``out`` begin at the store's first query head. A prefill is no decode step, so
+    its work space is allocated here: n * group * (2 head_dim + 2) floats and two tiles.
+    """
+    cdef int64_t head, dim = whole.head_dim, group = whole.group
+    cdef float *work = <float *>malloc(
+        sizeof(float) * (
+            2 * COLUMNS * dim + QUERIES * group * COLUMNS + n * group * (2 * dim + 2)
+        )
+    )
+    if work is NULL:
+        raise MemoryError("no work space for the block; use smaller chunks")
+    with nogil:
+        for head in range(whole.kv_heads):
+            block_head(whole, form, head, n, q_stride, out, work)
+        free(work)
+    return 0

@@ -1,0 +1,533 @@
+"""The paged store and session of A2, K1, K2 and K5, and of K4 with a foreign kernel.
+
+`_pages` keeps the books, `_rows` knows the formats, `_attend` runs a kernel over spans; this module
+is the contract's verbs. The interpreter lock is held throughout a verb: one call at a time uses a
+store's work space, and threads are those of one attend.
+"""
+
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.math cimport INFINITY
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+import numpy as np
+
+from kvtrial.contract import (
+    InvalidArgument,
+    MemoryLedger,
+    NumericRange,
+    OutOfRange,
+    PageTable,
+    Partial,
+    PoolExhausted,
+    StaleOwner,
+    StepIncomplete,
+)
+
+from kvtrial.hot._attend cimport attend_block, attend_spans
+from kvtrial.hot._door cimport (
+    ascending,
+    block_rows,
+    bounds,
+    finite_scale,
+    floats,
+    int64_positions,
+    integer,
+    layer_index,
+)
+from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
+from kvtrial.hot._kernels_scalar cimport span_scalar
+from kvtrial.hot._kernels_simd cimport span_fp16, span_fp32, span_q8
+from kvtrial.hot._memory cimport Region
+from kvtrial.hot._pages cimport OPEN, Layer, Owner, PagePool
+from kvtrial.hot._rows cimport (
+    FP16,
+    FP32,
+    Q8_0,
+    Format,
+    first_unfit,
+    read_row,
+    row_nbytes,
+    write_row,
+)
+
+cnp.import_array()
+
+
+cdef class PagedStore:
+    """A bounded pool of head-major pages (native/kv_kernel.h has their layout).
+
+    Parameters
+    ----------
+    spec : StoreSpec
+    format : str
+        How rows are stored: "fp32", "fp16" or "q8_0".
+    kernel : PyCapsule or "scalar", optional
+        "scalar" for A2's kernel, a capsule named "kvtrial.kv_kernel" that holds a ``kv_span_fn`` for
+        a foreign one; by default the SIMD kernel of the format. Both others need "fp32".
+    debug_poison : bool
+        Rows without content are NaN, so that a use of one shows.
+
+    Raises
+    ------
+    PoolExhausted
+        The budget or its ledger has no room for a page.
+    """
+
+    cdef readonly object spec
+    cdef readonly str page_format
+    cdef readonly int64_t row_bytes, page_nbytes
+    cdef PagePool pool
+    cdef Format form
+    cdef kv_span_fn kernel
+    cdef object _kernel_owner, _ledger, _reservation
+    cdef Region _work
+    # The spec's shape as integers of the machine: `heads` and `first_query` are this store's share.
+    cdef int64_t q_heads, heads, first_query, group, dim, stride, tokens, base, layers
+    cdef int threads
+
+    def __init__(self, spec, *, str format="fp32", kernel=None, bint debug_poison=False):
+        cdef int64_t pages
+        forms = {"fp32": FP32, "fp16": FP16, "q8_0": Q8_0}
+        if format not in forms:
+            raise InvalidArgument(f"format is {format!r}; allowed: {', '.join(forms)}")
+        if kernel is not None and format != "fp32":
+            raise InvalidArgument(f"a kernel was given for {format}; only fp32 takes one")
+        self.spec, self.form = spec, forms[format]
+        self.layers, self.q_heads, self.heads = spec.layers, spec.q_heads, spec.local_kv_heads
+        self.group, self.dim, self.tokens = spec.group, spec.head_dim, spec.page_tokens
+        self.first_query, self.base = spec.heads[0] * spec.group, spec.base_position
+        self.threads = spec.threads
+        self.stride = row_nbytes(self.form, self.dim)
+        self.row_bytes = 2 * self.heads * self.stride
+        self.page_nbytes = self.row_bytes * self.tokens
+        self.page_format = f"{format}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
+        self._kernel_owner = kernel
+        if kernel is None:
+            self.kernel = (
+                span_fp32 if self.form == FP32 else span_fp16 if self.form == FP16 else span_q8
+            )
+        elif isinstance(kernel, str) and kernel == "scalar":
+            self.kernel = span_scalar
+        else:
+            self.kernel = <kv_span_fn>PyCapsule_GetPointer(kernel, KV_KERNEL_CAPSULE)
+        pages = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
+        if pages < 1:
+            raise PoolExhausted(
+                f"budget_bytes is {spec.budget_bytes}, and one page takes {self.page_nbytes}; give "
+                "at least that"
+            )
+        self._ledger = spec.ledger or MemoryLedger(spec.budget_bytes)
+        self._reservation = self._ledger.reserve(self.page_format, pages * self.page_nbytes)
+        try:
+            self.pool = PagePool(
+                pages, self.page_nbytes, self.stride, self.layers, self.tokens, self.base,
+                debug_poison,
+            )
+            # A partial for each span of the longest layer, and the joined one.
+            self._work = Region(
+                (self.pool.table_pages * self.tokens // KV_SPAN_SLOTS + 3)
+                * self.heads * self.group * (self.dim + 2) * sizeof(float)
+            )
+        except PoolExhausted:
+            self._ledger.release(self._reservation)
+            raise
+
+    cdef PagePool opened(self):
+        if self.pool is None:
+            raise StaleOwner("the store is closed; open another")
+        return self.pool
+
+    cdef kv_span whole(self, int64_t s, int64_t l, const float *q, float scale) noexcept:
+        """All rows and heads of a layer, with the joined partial in the store's work space."""
+        cdef kv_span span
+        cdef int64_t queries = self.heads * self.group
+        span.pool, span.page_bytes = self.pool.memory.data, self.page_nbytes
+        span.page_ids, span.valid = self.pool.ids(s, l), self.pool.words(s, l)
+        span.first_slot = 0
+        # Entries of a reservation or an open restore lie behind the end.
+        span.last_slot = min(self.pool.layer(s, l).end, self.pool.layer(s, l).pages * self.tokens)
+        span.row_bytes, span.page_tokens = self.stride, <int32_t>self.tokens
+        span.head_dim, span.group = <int32_t>self.dim, <int32_t>self.group
+        span.kv_heads = span.last_head = <int32_t>self.heads
+        span.first_head = 0
+        span.scale, span.q = scale, q + self.first_query * self.dim
+        span.max = <float *>self._work.data
+        span.sum = span.max + queries
+        span.output = span.sum + queries
+        return span
+
+    cdef int attend_whole(self, const kv_span *span) except -1:
+        cdef float *partials = span.output + self.heads * self.group * self.dim
+        if attend_spans(span, self.kernel, partials, self.threads):
+            raise InvalidArgument("the kernel refused the span; see its own documentation")
+        return 0
+
+    def open_session(self, position_holes_allowed=False):
+        """A new, empty session."""
+        return _handle(self, self.opened().open_owner(bool(position_holes_allowed)))
+
+    def page_table(self, session, layer):
+        """Page ids and length of a session's layer."""
+        if not isinstance(session, PagedSession) or session.store is not self:
+            raise InvalidArgument(f"{session!r} is no session of this store; give one of its own")
+        return session.page_table(layer)
+
+    def reference_counts(self):
+        """int32 (pages,): page-table entries that point to each page."""
+        cdef PagePool pool = self.opened()
+        counts = np.empty(pool.pages, np.int32)
+        memcpy(cnp.PyArray_DATA(counts), pool.references, pool.pages * sizeof(int32_t))
+        return counts
+
+    @property
+    def pages_total(self):
+        """Pages in the pool."""
+        return self.opened().pages
+
+    @property
+    def pages_free(self):
+        """Pages that no session holds."""
+        return self.opened().free
+
+    @property
+    def resident_bytes(self):
+        """Bytes of pages in use; a shared page counts once."""
+        return (self.opened().pages - self.pool.free) * self.page_nbytes
+
+    def close(self):
+        """Give the pool and its reservation back; sessions become stale.
+
+        The memory itself goes when the last view into it does.
+        """
+        self.opened()
+        self.pool = None
+        self._ledger.release(self._reservation)
+
+    def _force_generation(self, uint32_t generation):
+        """For tests: what every session slot that is free is opened with next."""
+        cdef int64_t s
+        for s in range(64):
+            if not self.pool.owners[s].open:
+                self.pool.owners[s].generation = generation
+
+
+cdef PagedSession _handle(PagedStore store, int64_t s):
+    cdef PagedSession session = PagedSession.__new__(PagedSession)
+    session.store, session.slot = store, s
+    session.generation = store.pool.owners[s].generation
+    session.position_holes_allowed = store.pool.owners[s].holes
+    return session
+
+
+cdef class PagedSession:
+    """One sequence of a `PagedStore`; the verbs are described in `kvtrial.contract`."""
+
+    cdef readonly PagedStore store
+    cdef readonly uint32_t generation
+    cdef readonly bint position_holes_allowed
+    cdef int64_t slot
+
+    cdef PagePool pool(self):
+        """The pool, if this handle still owns its slot."""
+        cdef PagePool pool = self.store.opened()
+        cdef Owner *owner = pool.owners + self.slot
+        if not owner.open or owner.generation != self.generation:
+            raise StaleOwner(
+                f"the session (generation {self.generation}) is closed, its slot is at generation "
+                f"{owner.generation}; open another"
+            )
+        return pool
+
+    cdef PagePool settled(self):
+        """The pool, if no restore is open either."""
+        cdef PagePool pool = self.pool()
+        if pool.owners[self.slot].restoring >= 0:
+            raise StepIncomplete("a restore is open; finish_restore or cancel_restore first")
+        return pool
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def append(self, layer, positions, k, v):
+        """Store rows k, v (n, H_kv, D) at ascending positions (n,)."""
+        cdef PagedStore store = self.store
+        cdef PagePool pool = self.settled()
+        cdef int64_t l = layer_index(layer, store.layers)
+        where = int64_positions(positions)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0), i, h, slot, unfit
+        cdef int64_t row = store.heads * store.dim, tile = store.tokens * store.stride
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
+        cdef float *k_rows = floats(k, "k", 3, n, store.heads, store.dim, False)
+        cdef float *v_rows = floats(v, "v", 3, n, store.heads, store.dim, False)
+        cdef unsigned char *page
+        ascending(at, n)
+        if n == 0:
+            return
+        for name, values in (("k", <size_t>k_rows), ("v", <size_t>v_rows)):
+            unfit = first_unfit(store.form, <const float *><size_t>values, n * row)
+            if unfit >= 0:
+                raise NumericRange(
+                    f"{name} has {(<const float *><size_t>values)[unfit]} at position "
+                    f"{at[unfit // row]}, which {store.page_format} can't hold; scale it, or use fp32"
+                )
+        pool.prepare_append(self.slot, l, at, n)
+        for i in range(n):
+            slot = at[i] - store.base
+            page = pool.page(pool.own(self.slot, l, slot // store.tokens))
+            page += slot % store.tokens * store.stride
+            for h in range(store.heads):
+                write_row(store.form, page, k_rows + i * row + h * store.dim, store.dim)
+                write_row(store.form, page + tile, v_rows + i * row + h * store.dim, store.dim)
+                page += 2 * tile
+            pool.words(self.slot, l)[slot // store.tokens] |= (
+                (<uint64_t>1) << (slot % store.tokens)
+            )
+        pool.finish_append(self.slot, l, at[n - 1] - store.base + 1)
+
+    def invalidate(self, layer, positions):
+        """Make holes of stored positions."""
+        cdef PagePool pool = self.settled()
+        cdef int64_t l = layer_index(layer, self.store.layers)
+        where = int64_positions(positions)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0)
+        ascending(<const int64_t *>cnp.PyArray_DATA(where), n)
+        pool.invalidate(self.slot, l, <const int64_t *>cnp.PyArray_DATA(where), n)
+
+    def reserve_slot(self, layer, positions):
+        """Writable K and V views (n, H_kv, D) inside the page, or None."""
+        cdef PagedStore store = self.store
+        cdef PagePool pool = self.settled()
+        cdef int64_t l = layer_index(layer, store.layers)
+        where = int64_positions(positions)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0), row = 0
+        cdef int64_t tile = store.tokens * store.stride
+        cdef int page_id
+        cdef unsigned char *k
+        cdef Py_ssize_t[3] shape
+        cdef Py_ssize_t[3] strides
+        if store.form != FP32:
+            return None
+        page_id = pool.reserve(
+            self.slot, l, <const int64_t *>cnp.PyArray_DATA(where), n, &row
+        )
+        if page_id < 0:
+            return None
+        k = pool.page(page_id) + row * store.stride
+        shape[0], shape[1], shape[2] = n, store.heads, store.dim
+        strides[0], strides[1], strides[2] = store.stride, 2 * tile, sizeof(float)
+        return (
+            pool.memory.view(k, 3, shape, strides, cnp.NPY_FLOAT32, True),
+            pool.memory.view(k + tile, 3, shape, strides, cnp.NPY_FLOAT32, True),
+        )
+
+    def commit_slot(self, layer, positions):
+        """Make the reserved rows valid."""
+        cdef PagePool pool = self.settled()
+        cdef int64_t l = layer_index(layer, self.store.layers)
+        where = int64_positions(positions)
+        pool.commit(
+            self.slot, l, <const int64_t *>cnp.PyArray_DATA(where), cnp.PyArray_DIM(where, 0)
+        )
+
+    def read(self, layer, positions):
+        """Copies of valid rows as float32 (n, H_kv, D)."""
+        cdef PagedStore store = self.store
+        cdef PagePool pool = self.pool()
+        cdef int64_t l = layer_index(layer, store.layers)
+        where = int64_positions(positions)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0), i, h, slot, out = 0
+        cdef int64_t tile = store.tokens * store.stride
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
+        cdef const unsigned char *page
+        pool.find_valid(self.slot, l, at, n)
+        k = np.empty((n, store.heads, store.dim), np.float32)
+        v = np.empty((n, store.heads, store.dim), np.float32)
+        cdef float *k_rows = <float *>cnp.PyArray_DATA(k)
+        cdef float *v_rows = <float *>cnp.PyArray_DATA(v)
+        for i in range(n):
+            slot = at[i] - store.base
+            page = pool.page(pool.ids(self.slot, l)[slot // store.tokens])
+            page += slot % store.tokens * store.stride
+            for h in range(store.heads):
+                read_row(store.form, k_rows + out, page, store.dim)
+                read_row(store.form, v_rows + out, page + tile, store.dim)
+                page += 2 * tile
+                out += store.dim
+        return k, v
+
+    # Attention ------------------------------------------------------------------------------------
+
+    def attend(self, layer, q, out, scale):
+        """Attention of q (H_q, D) over the layer's valid rows, into out (H_q, D)."""
+        cdef PagedStore store = self.store
+        self.pool()
+        cdef int64_t l = layer_index(layer, store.layers), h, d
+        cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
+        cdef float *rows = floats(out, "out", 2, 0, store.q_heads, store.dim, True)
+        cdef kv_span span = store.whole(self.slot, l, queries, finite_scale(scale))
+        cdef float total
+        store.attend_whole(&span)
+        rows += store.first_query * store.dim
+        for h in range(store.heads * store.group):
+            total = span.sum[h]
+            for d in range(store.dim):
+                rows[h * store.dim + d] = (
+                    span.output[h * store.dim + d] / total if total != 0 else 0
+                )
+
+    def attend_partial(self, layer, q, scale, *, kv_heads=None, positions=None):
+        """Attention over KV heads [start, stop) and positions [start, stop), for `merge`.
+
+        KV heads are the model's and must be the store's own; positions may reach past the length.
+        """
+        cdef PagedStore store = self.store
+        self.pool()
+        cdef int64_t l = layer_index(layer, store.layers), first, last, start, stop
+        cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
+        cdef kv_span span = store.whole(self.slot, l, queries, finite_scale(scale))
+        own_first, own_last = store.spec.heads
+        first, last = bounds(kv_heads, "kv_heads", own_first, own_last)
+        start, stop = bounds(positions, "positions", 0, 2**62)
+        span.first_slot = max(start - store.base, <int64_t>0)
+        span.last_slot = min(max(stop - store.base, <int64_t>0), span.last_slot)
+        span.first_head = <int32_t>(first - <int64_t>own_first)
+        span.last_head = <int32_t>(last - <int64_t>own_first)
+        part = Partial(
+            np.full(store.q_heads, -np.inf, np.float32),
+            np.zeros(store.q_heads, np.float32),
+            np.zeros((store.q_heads, store.dim), np.float32),
+        )
+        cdef float *partials = span.output + store.heads * store.group * store.dim
+        span.max = <float *>cnp.PyArray_DATA(part.max) + store.first_query
+        span.sum = <float *>cnp.PyArray_DATA(part.sum) + store.first_query
+        span.output = <float *>cnp.PyArray_DATA(part.output) + store.first_query * store.dim
+        if attend_spans(&span, store.kernel, partials, store.threads):
+            raise InvalidArgument("the kernel refused the span; see its own documentation")
+        return part
+
+    def attend_block(self, layer, q, out, scale):
+        """Causal attention of q (n, H_q, D), the newest n positions, into out."""
+        cdef PagedStore store = self.store
+        cdef PagePool pool = self.pool()
+        cdef int64_t l = layer_index(layer, store.layers), n = block_rows(q)
+        cdef float *queries = floats(q, "q", 3, n, store.q_heads, store.dim, False)
+        cdef float *rows = floats(out, "out", 3, n, store.q_heads, store.dim, True)
+        cdef kv_span span = store.whole(self.slot, l, queries, finite_scale(scale))
+        span.last_slot = pool.length(self.slot, l)
+        if pool.layer(self.slot, l).slot == OPEN:
+            span.last_slot = pool.layer(self.slot, l).end
+        if n > span.last_slot:
+            raise OutOfRange(f"q has {n} rows; layer {l} has {span.last_slot} positions")
+        if n:
+            attend_block(
+                &span, store.form, n, store.q_heads * store.dim,
+                rows + store.first_query * store.dim,
+            )
+
+    # What it shows --------------------------------------------------------------------------------
+
+    def length(self, layer):
+        """Highest valid or reserved position + 1."""
+        cdef PagePool pool = self.pool()
+        return self.store.base + pool.length(self.slot, layer_index(layer, self.store.layers))
+
+    def valid(self, layer):
+        """bool (length - base_position,): True where a row is valid."""
+        cdef PagePool pool = self.pool()
+        cdef int64_t l = layer_index(layer, self.store.layers), i, tokens = self.store.tokens
+        bits = np.zeros(pool.length(self.slot, l), np.bool_)
+        cdef unsigned char *at = <unsigned char *>cnp.PyArray_DATA(bits)
+        for i in range(cnp.PyArray_DIM(bits, 0)):
+            at[i] = pool.words(self.slot, l)[i // tokens] >> (i % tokens) & 1
+        return bits
+
+    def page_table(self, layer):
+        """The layer's page ids, int32, from base_position on, and its length."""
+        cdef PagePool pool = self.pool()
+        cdef int64_t l = layer_index(layer, self.store.layers)
+        cdef int64_t length = pool.length(self.slot, l), n = pool.pages_for(length)
+        ids = np.empty(n, np.int32)
+        memcpy(cnp.PyArray_DATA(ids), pool.ids(self.slot, l), n * sizeof(int32_t))
+        return PageTable(ids, self.store.base + length)
+
+    # Branches and the ways back -------------------------------------------------------------------
+
+    def begin_branch(self):
+        """A copy-on-write child at the current length."""
+        return _handle(self.store, self.settled().begin_branch(self.slot))
+
+    def commit_prefix(self, k):
+        """Move the first k positions since the branch began into the parent; close the branch."""
+        self.settled().commit_prefix(self.slot, integer(k, "k"))
+
+    def rollback_tail(self, n):
+        """Drop the last n positions."""
+        self.settled().rollback_tail(self.slot, integer(n, "n"))
+
+    def abandon_step(self):
+        """Drop the rows of a step that not every layer has finished."""
+        cdef PagePool pool = self.settled()
+        # No layer is ahead of the one before it.
+        pool.truncate(self.slot, pool.layer(self.slot, self.store.layers - 1).end)
+
+    def close(self):
+        """Give every page back; any later verb is `StaleOwner`."""
+        cdef PagePool pool = self.pool()
+        if pool.owners[self.slot].restoring >= 0:
+            pool.cancel_restore(self.slot)
+        pool.close_owner(self.slot)
+
+    # Spill and restore ----------------------------------------------------------------------------
+
+    cdef object _page_view(self, int32_t page_id, bint writable):
+        cdef Py_ssize_t size = self.store.page_nbytes
+        cdef PagePool pool = self.store.pool
+        if page_id < 0:
+            return None
+        return memoryview(
+            pool.memory.view(pool.page(page_id), 1, &size, NULL, cnp.NPY_UINT8, writable)
+        )
+
+    def page_bytes(self, layer, index):
+        """Page `index` of the layer, read-only; None for a page of holes."""
+        cdef PagePool pool = self.settled()
+        cdef int64_t l = layer_index(layer, self.store.layers), i = integer(index, "index")
+        cdef int64_t n = pool.pages_for(pool.length(self.slot, l))
+        pool.at_boundary(self.slot)
+        if not 0 <= i < n:
+            raise OutOfRange(f"page index is {i}; allowed: 0 to {n - 1}")
+        # A page that a reservation alone holds has nothing to show.
+        if not pool.words(self.slot, l)[i]:
+            return None
+        return self._page_view(pool.ids(self.slot, l)[i], False)
+
+    def begin_restore(self, valid):
+        """Take pages for the rows marked in valid (L, rows); writable views of each, by layer."""
+        cdef PagePool pool = self.pool()
+        cdef int64_t l, i, rows
+        if (
+            not isinstance(valid, np.ndarray) or valid.dtype != np.bool_ or valid.ndim != 2
+            or valid.shape[0] != self.store.layers
+        ):
+            raise InvalidArgument(
+                f"valid is {valid!r}; give bool of shape ({self.store.layers}, rows)"
+            )
+        bits = np.ascontiguousarray(valid)
+        rows = bits.shape[1]
+        pool.begin_restore(self.slot, <const unsigned char *>cnp.PyArray_DATA(bits), rows)
+        return [
+            [
+                self._page_view(pool.ids(self.slot, l)[i], True)
+                for i in range(pool.pages_for(rows))
+            ]
+            for l in range(self.store.layers)
+        ]
+
+    def finish_restore(self):
+        """Make the restored rows valid."""
+        self.pool().finish_restore(self.slot)
+
+    def cancel_restore(self):
+        """Give the pages of an unfinished restore back."""
+        self.pool().cancel_restore(self.slot)

@@ -1,0 +1,555 @@
+"""The page pool and its owners: page tables, validity, steps, reservations, branches, restores.
+
+Integers only: rows go in and out in `_paged`. All memory is mapped when the pool opens; tables are
+touched as far as they are used. Every verb checks first and changes afterwards, so that an error
+changes nothing. Arguments s and l are an owner's slot and a layer, `index` is an entry of a page
+table, `at` holds absolute positions; ends and lengths inside count from base_position.
+
+Decided where the contract is silent: a session has room for 64 Ki positions or the whole pool,
+whichever is more; an open reservation neither blocks a branch nor is seen by it; a reservation of
+one layer cancels those of the others.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from kvtrial.contract import (
+    BranchDiverged,
+    BranchesOpen,
+    HoleNotAllowed,
+    InvalidArgument,
+    OutOfRange,
+    PoolExhausted,
+    SlotCancelled,
+    StepIncomplete,
+)
+
+
+cdef extern from "simd.h" nogil:
+    int32_t kv_highest_bit(uint64_t)
+
+
+cdef inline uint64_t low_bits(int64_t n) noexcept:
+    """The n lowest bits; n is clamped to [0, 64]."""
+    if n <= 0:
+        return 0
+    return ~<uint64_t>0 if n >= 64 else ((<uint64_t>1) << n) - 1
+
+
+cdef class PagePool:
+    """Invariants: references[p] counts the table entries that point to page p, and p is on the free
+    list exactly when it is 0; an entry has page -1 exactly when its word is 0 and nothing in it is
+    reserved; no word has a bit at or past its layer's end, but for an open restore."""
+
+    def __cinit__(
+        self, int64_t pages, int64_t page_bytes, int64_t row_bytes, int64_t layers,
+        int64_t tokens, int64_t base, bint poison,
+    ):
+        cdef int64_t i
+        self.pages, self.page_bytes, self.row_bytes = pages, page_bytes, row_bytes
+        self.layers, self.tokens, self.base, self.poison = layers, tokens, base, poison
+        self.table_pages = max(pages, 65536 // tokens)
+        self.memory = Region(pages * page_bytes)
+        self._table_memory = Region(SESSIONS * layers * self.table_pages * sizeof(int32_t))
+        self._word_memory = Region(SESSIONS * layers * self.table_pages * sizeof(uint64_t))
+        self._small = Region(
+            SESSIONS * sizeof(Owner) + SESSIONS * layers * sizeof(Layer) + 2 * pages * 4
+        )
+        self._ids = <int32_t *>self._table_memory.data
+        self._words = <uint64_t *>self._word_memory.data
+        self.owners = <Owner *>self._small.data
+        self._layers = <Layer *>(self.owners + SESSIONS)
+        self.references = <int32_t *>(self._layers + SESSIONS * layers)
+        self._free = self.references + pages
+        self.free = pages
+        # The lowest ids are taken first.
+        for i in range(pages):
+            self._free[i] = <int32_t>(pages - 1 - i)
+        if poison:
+            memset(self.memory.data, 0xFF, pages * page_bytes)
+
+    # Entries --------------------------------------------------------------------------------------
+
+    cdef Layer *layer(self, int64_t s, int64_t l) noexcept:
+        return self._layers + s * self.layers + l
+
+    cdef int32_t *ids(self, int64_t s, int64_t l) noexcept:
+        return self._ids + (s * self.layers + l) * self.table_pages
+
+    cdef uint64_t *words(self, int64_t s, int64_t l) noexcept:
+        return self._words + (s * self.layers + l) * self.table_pages
+
+    cdef unsigned char *page(self, int32_t page_id) noexcept:
+        return self.memory.data + <int64_t>page_id * self.page_bytes
+
+    cdef int64_t pages_for(self, int64_t rows) noexcept:
+        return (rows + self.tokens - 1) // self.tokens
+
+    cdef int64_t length(self, int64_t s, int64_t l) noexcept:
+        """Highest valid or reserved slot + 1."""
+        cdef Layer *layer = self.layer(s, l)
+        cdef int64_t index
+        if layer.slot == OPEN:
+            return layer.slot_start + layer.slot_n
+        for index in range(self.pages_for(layer.end) - 1, -1, -1):
+            if self.words(s, l)[index]:
+                return index * self.tokens + kv_highest_bit(self.words(s, l)[index]) + 1
+        return 0
+
+    cdef void poison_rows(self, int32_t page_id, int64_t start, int64_t stop) noexcept:
+        """NaN, in every format, into rows without content, where the pool was opened so."""
+        cdef unsigned char *at = self.page(page_id)
+        cdef int64_t tile
+        if self.poison and stop > start:
+            for tile in range(self.page_bytes // (self.tokens * self.row_bytes)):
+                memset(
+                    at + (tile * self.tokens + start) * self.row_bytes, 0xFF,
+                    (stop - start) * self.row_bytes,
+                )
+
+    cdef int32_t take(self) noexcept:
+        """A free page; the caller has made sure that there is one."""
+        self.free -= 1
+        cdef int32_t page_id = self._free[self.free]
+        self.references[page_id] = 1
+        return page_id
+
+    cdef void give_back(self, int32_t page_id) noexcept:
+        self.references[page_id] -= 1
+        if self.references[page_id] == 0:
+            self.poison_rows(page_id, 0, self.tokens)
+            self._free[self.free] = page_id
+            self.free += 1
+
+    cdef void clear_entry(self, int64_t s, int64_t l, int64_t index) noexcept:
+        """Gives an entry's page back and leaves it empty."""
+        cdef int32_t *page_id = self.ids(s, l) + index
+        if page_id[0] >= 0:
+            self.give_back(page_id[0])
+        page_id[0] = -1
+        self.words(s, l)[index] = 0
+
+    cdef void release_from(self, int64_t s, int64_t l, int64_t index) noexcept:
+        """Ends the table before ``index``."""
+        cdef int64_t i
+        for i in range(index, self.layer(s, l).pages):
+            self.clear_entry(s, l, i)
+        self.layer(s, l).pages = min(self.layer(s, l).pages, index)
+
+    cdef void extend_to(self, int64_t s, int64_t l, int64_t index) noexcept:
+        """Makes the table reach ``index``, with empty entries."""
+        cdef Layer *layer = self.layer(s, l)
+        while layer.pages <= index:
+            self.ids(s, l)[layer.pages] = -1
+            self.words(s, l)[layer.pages] = 0
+            layer.pages += 1
+
+    cdef int32_t own(self, int64_t s, int64_t l, int64_t index) noexcept:
+        """Makes the page of an entry this owner's alone: the first write to a shared page copies it.
+
+        The page that a fork lies in always carries the parent's rows, even where the branch had
+        given it back: `commit_prefix` then moves a page and never a row.
+        """
+        self.extend_to(s, l, index)
+        cdef int32_t *entry = self.ids(s, l) + index
+        cdef int32_t old = entry[0], source = old, parent = self.owners[s].parent
+        if old >= 0 and self.references[old] == 1:
+            return old
+        if old < 0 and parent >= 0 and index == self.owners[s].fork // self.tokens:
+            if index < self.layer(parent, l).pages:
+                source = self.ids(parent, l)[index]
+        entry[0] = self.take()
+        if source >= 0:
+            memcpy(self.page(entry[0]), self.page(source), self.page_bytes)
+        if old >= 0:
+            self.give_back(old)
+        return entry[0]
+
+    # Reservations ---------------------------------------------------------------------------------
+
+    cdef bint _reserved_only(self, int64_t s, int64_t l) noexcept:
+        """Whether an open reservation alone holds its page."""
+        cdef Layer *layer = self.layer(s, l)
+        return layer.slot == OPEN and not self.words(s, l)[layer.slot_start // self.tokens]
+
+    cdef void cancel(self, int64_t s, int64_t l) noexcept:
+        cdef Layer *layer = self.layer(s, l)
+        if layer.slot == OPEN:
+            if self._reserved_only(s, l):
+                self.clear_entry(s, l, layer.slot_start // self.tokens)
+            self.release_from(s, l, self.pages_for(layer.end))
+            self.owners[s].reservations -= 1
+        layer.slot = IDLE
+
+    cdef void cancel_all(self, int64_t s) noexcept:
+        cdef int64_t l
+        if self.owners[s].reservations:
+            for l in range(self.layers):
+                if self.layer(s, l).slot == OPEN:
+                    self.cancel(s, l)
+
+    # Checks ---------------------------------------------------------------------------------------
+
+    cdef int at_boundary(self, int64_t s) except -1:
+        cdef int64_t l, first = self.layer(s, 0).end
+        for l in range(1, self.layers):
+            if self.layer(s, l).end != first:
+                raise StepIncomplete(
+                    f"layer {l} stands at {self.layer(s, l).end + self.base} and layer 0 at "
+                    f"{first + self.base}; finish the step in every layer, or call abandon_step"
+                )
+        return 0
+
+    cdef int _in_turn(self, int64_t s, int64_t l, int64_t end) except -1:
+        if l == 0:
+            return self.at_boundary(s)
+        if end > self.layer(s, l - 1).end:
+            raise StepIncomplete(
+                f"layer {l} would reach {end + self.base}, past layer {l - 1} at "
+                f"{self.layer(s, l - 1).end + self.base}; go through the layers in turn"
+            )
+        return 0
+
+    cdef bint _takes_page(self, int64_t s, int64_t l, int64_t index) noexcept:
+        """Whether writing to an entry takes a page, once every reservation is cancelled."""
+        if index >= self.layer(s, l).pages:
+            return True
+        cdef int32_t page_id = self.ids(s, l)[index]
+        return page_id < 0 or self.references[page_id] > 1 or not self.words(s, l)[index]
+
+    cdef int _room_for(self, int64_t s, int64_t needed) except -1:
+        cdef int64_t l, free = self.free
+        if self.owners[s].reservations:
+            for l in range(self.layers):
+                free += self._reserved_only(s, l)
+        if needed > free:
+            raise PoolExhausted(
+                f"{needed} pages are needed and {free} of {self.pages} are free; close or roll back "
+                "a session, or open the store with more budget_bytes"
+            )
+        return 0
+
+    cdef int _check_new(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
+        """New positions: from the end on, inside capacity, gapless where holes aren't allowed."""
+        cdef int64_t i, low = self.layer(s, l).end + self.base, expected = low
+        cdef int64_t high = self.base + self.table_pages * self.tokens
+        for i in range(n):
+            if not low <= at[i] < high:
+                raise OutOfRange(f"position is {at[i]}; allowed: {low} to {high - 1}")
+            if at[i] != expected and not self.owners[s].holes:
+                raise HoleNotAllowed(
+                    f"position {expected} would be a hole; open the session with "
+                    "position_holes_allowed=True"
+                )
+            expected = at[i] + 1
+        return 0
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    cdef int prepare_append(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
+        """Checks an append of n > 0 ascending positions and cancels reservations.
+
+        Afterwards `own` can't fail for these positions; `finish_append` ends it.
+        """
+        cdef int64_t i, index, previous = -1, needed = 0
+        self._check_new(s, l, at, n)
+        self._in_turn(s, l, at[n - 1] - self.base + 1)
+        for i in range(n):
+            index = (at[i] - self.base) // self.tokens
+            if index != previous:
+                needed += self._takes_page(s, l, index)
+                previous = index
+        self._room_for(s, needed)
+        self.cancel_all(s)
+        self.layer(s, l).slot = IDLE
+        return 0
+
+    cdef void finish_append(self, int64_t s, int64_t l, int64_t end) noexcept:
+        self.layer(s, l).end = end
+        self.owners[s].version += 1
+
+    cdef int invalidate(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
+        """Makes holes; a page that holds nothing else goes back. No page is copied for a hole."""
+        cdef int64_t i, index, end = self.layer(s, l).end
+        cdef uint64_t *word
+        if not self.owners[s].holes:
+            raise HoleNotAllowed(
+                "the session was opened without holes; open it with position_holes_allowed=True"
+            )
+        for i in range(n):
+            if not 0 <= at[i] - self.base < end:
+                raise OutOfRange(
+                    f"position is {at[i]}; allowed: {self.base} to {self.base + end - 1}"
+                )
+        if not n:
+            return 0
+        self.cancel_all(s)
+        self.layer(s, l).slot = IDLE
+        for i in range(n):
+            index = (at[i] - self.base) // self.tokens
+            word = self.words(s, l) + index
+            word[0] &= ~((<uint64_t>1) << ((at[i] - self.base) % self.tokens))
+            if not word[0]:
+                self.clear_entry(s, l, index)
+        self.owners[s].version += 1
+        return 0
+
+    cdef int reserve(
+        self, int64_t s, int64_t l, const int64_t *at, int64_t n, int64_t *row
+    ) except -2:
+        """The page of a reservation and its first row in it; -1 where there can't be one."""
+        cdef Layer *layer = self.layer(s, l)
+        cdef int64_t i, start, index
+        if not n or at[n - 1] >= self.base + self.table_pages * self.tokens:
+            return -1
+        for i in range(1, n):
+            if at[i] != at[i - 1] + 1:
+                return -1
+        start = at[0] - self.base
+        if start < layer.end or (start > layer.end and not self.owners[s].holes):
+            return -1
+        index, row[0] = start // self.tokens, start % self.tokens
+        if row[0] + n > self.tokens:
+            return -1
+        self._in_turn(s, l, start + n)
+        self._room_for(s, self._takes_page(s, l, index))
+        self.cancel_all(s)
+        cdef int32_t page_id = self.own(s, l, index)
+        self.poison_rows(page_id, row[0], row[0] + n)
+        layer.slot, layer.slot_start, layer.slot_n = OPEN, start, n
+        self.owners[s].reservations += 1
+        self.owners[s].version += 1
+        return page_id
+
+    cdef int commit(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
+        cdef Layer *layer = self.layer(s, l)
+        cdef int64_t i, start
+        if not n:
+            return 0
+        start = at[0] - self.base
+        cdef bint matches = layer.slot != IDLE and layer.slot_start == start and layer.slot_n == n
+        for i in range(1, n):
+            matches = matches and at[i] == at[i - 1] + 1
+        if not matches:
+            raise SlotCancelled(
+                f"no reservation of just these rows from {at[0]} on is open in layer {l}; another "
+                "mutation cancelled it, reserve again"
+            )
+        if layer.slot == OPEN:
+            self.words(s, l)[start // self.tokens] |= low_bits(n) << (start % self.tokens)
+            layer.slot = COMMITTED
+            layer.end = start + n
+            self.owners[s].reservations -= 1
+            self.owners[s].version += 1
+        return 0
+
+    cdef int find_valid(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
+        """`OutOfRange` unless a row is valid at every position."""
+        cdef int64_t i, slot, end = self.layer(s, l).end
+        for i in range(n):
+            slot = at[i] - self.base
+            if not 0 <= slot < end:
+                raise OutOfRange(
+                    f"position is {at[i]}; allowed: {self.base} to {self.base + end - 1}"
+                )
+            if not self.words(s, l)[slot // self.tokens] >> (slot % self.tokens) & 1:
+                raise OutOfRange(f"position {at[i]} is a hole; valid() shows which rows there are")
+        return 0
+
+    # Owners and branches --------------------------------------------------------------------------
+
+    cdef int64_t open_owner(self, bint holes) except -1:
+        cdef int64_t s, l
+        cdef Owner *owner
+        for s in range(SESSIONS):
+            owner = self.owners + s
+            if not owner.open:
+                owner.open, owner.holes = True, holes
+                owner.parent, owner.restoring = -1, -1
+                owner.version, owner.branches, owner.reservations = 0, 0, 0
+                for l in range(self.layers):
+                    memset(self.layer(s, l), 0, sizeof(Layer))
+                return s
+        raise PoolExhausted(
+            f"all {SESSIONS} sessions and branches of the store are open; close one"
+        )
+
+    cdef int close_owner(self, int64_t s) except -1:
+        self.at_boundary(s)
+        if self.owners[s].branches:
+            raise BranchesOpen(
+                f"{self.owners[s].branches} branches are open; close or commit them first"
+            )
+        self._discard(s)
+        return 0
+
+    cdef void _discard(self, int64_t s) noexcept:
+        cdef Owner *owner = self.owners + s
+        cdef int64_t l
+        for l in range(self.layers):
+            self.release_from(s, l, 0)
+        if owner.parent >= 0:
+            self.owners[owner.parent].branches -= 1
+        owner.open = False
+        # A stale handle differs from the next owner's, past 2^32 openings of a slot too.
+        owner.generation += 1
+
+    cdef int64_t begin_branch(self, int64_t s) except -1:
+        cdef int64_t child, l, index, fork = self.layer(s, 0).end
+        self.at_boundary(s)
+        child = self.open_owner(self.owners[s].holes)
+        self.owners[s].branches += 1
+        self.owners[child].parent = <int32_t>s
+        self.owners[child].fork = fork
+        self.owners[child].parent_version = self.owners[s].version
+        for l in range(self.layers):
+            for index in range(min(self.pages_for(fork), self.layer(s, l).pages)):
+                self.extend_to(child, l, index)
+                if self.words(s, l)[index]:
+                    self.words(child, l)[index] = self.words(s, l)[index]
+                    self.ids(child, l)[index] = self.ids(s, l)[index]
+                    self.references[self.ids(s, l)[index]] += 1
+            self.layer(child, l).end = fork
+        return child
+
+    cdef int commit_prefix(self, int64_t s, int64_t k) except -1:
+        cdef Owner *owner = self.owners + s
+        cdef int64_t l, appended
+        if owner.parent < 0:
+            raise InvalidArgument("the session is no branch; commit what begin_branch gave")
+        self.at_boundary(s)
+        if owner.branches:
+            raise BranchesOpen(f"{owner.branches} branches are open; close or commit them first")
+        appended = self.layer(s, 0).end - owner.fork
+        if not 0 <= k <= appended:
+            raise OutOfRange(f"k is {k}; allowed: 0 to {appended}")
+        if self.owners[owner.parent].version != owner.parent_version:
+            raise BranchDiverged(
+                f"the parent has moved since the branch began at {owner.fork + self.base}; close "
+                "the branch and begin another"
+            )
+        if k:
+            self.cancel_all(s)
+            self.cancel_all(owner.parent)
+            for l in range(self.layers):
+                self._move_pages(s, l, owner.fork + k)
+            self.owners[owner.parent].version += 1
+        self._discard(s)
+        return 0
+
+    cdef void _move_pages(self, int64_t s, int64_t l, int64_t end) noexcept:
+        """The branch's pages from the fork on become the parent's, cut at ``end``."""
+        cdef int64_t parent = self.owners[s].parent, fork = self.owners[s].fork
+        cdef int64_t index, first
+        cdef uint64_t kept, wanted
+        for index in range(fork // self.tokens, self.pages_for(end)):
+            first = index * self.tokens
+            kept = low_bits(fork - first)
+            wanted = low_bits(end - first) & ~kept
+            self.extend_to(parent, l, index)
+            if index >= self.layer(s, l).pages or not self.words(s, l)[index] & wanted:
+                continue
+            # Invariant of `own`: the branch's page carries the parent's rows below the fork.
+            kept &= self.words(parent, l)[index]
+            wanted &= self.words(s, l)[index]
+            self.clear_entry(parent, l, index)
+            self.ids(parent, l)[index] = self.ids(s, l)[index]
+            self.words(parent, l)[index] = kept | wanted
+            self.ids(s, l)[index] = -1
+            self.words(s, l)[index] = 0
+            self.poison_rows(self.ids(parent, l)[index], min(end - first, self.tokens), self.tokens)
+        self.layer(parent, l).end = end
+        self.layer(parent, l).slot = IDLE
+
+    cdef int rollback_tail(self, int64_t s, int64_t n) except -1:
+        cdef int64_t child, end = self.layer(s, 0).end
+        cdef int64_t fork = self.owners[s].fork if self.owners[s].parent >= 0 else 0
+        self.at_boundary(s)
+        if not 0 <= n <= end - fork:
+            raise OutOfRange(f"n is {n}; allowed: 0 to {end - fork}")
+        if not n:
+            return 0
+        for child in range(SESSIONS):
+            if self.owners[child].open and self.owners[child].parent == s:
+                if self.owners[child].fork > end - n:
+                    raise BranchesOpen(
+                        f"a branch forks at {self.owners[child].fork + self.base}, past "
+                        f"{end - n + self.base}; close it first"
+                    )
+        self.truncate(s, end - n)
+        return 0
+
+    cdef void truncate(self, int64_t s, int64_t end) noexcept:
+        """Drops rows and reservations from ``end`` on, in every layer. No row is copied."""
+        cdef int64_t l, index = end // self.tokens, rows = end % self.tokens
+        self.cancel_all(s)
+        for l in range(self.layers):
+            if self.layer(s, l).end <= end:
+                continue
+            self.layer(s, l).slot = IDLE
+            self.release_from(s, l, self.pages_for(end))
+            if rows and index < self.layer(s, l).pages:
+                self.words(s, l)[index] &= low_bits(rows)
+                if not self.words(s, l)[index]:
+                    self.clear_entry(s, l, index)
+                elif self.references[self.ids(s, l)[index]] == 1:
+                    self.poison_rows(self.ids(s, l)[index], rows, self.tokens)
+            self.layer(s, l).end = end
+            self.owners[s].version += 1
+
+    # Restores -------------------------------------------------------------------------------------
+
+    cdef int begin_restore(self, int64_t s, const unsigned char *valid, int64_t rows) except -1:
+        cdef Owner *owner = self.owners + s
+        cdef int64_t l, i, needed = 0, last
+        if owner.restoring >= 0:
+            raise StepIncomplete("a restore is open; finish_restore or cancel_restore first")
+        if owner.parent >= 0 or self.layer(s, 0).end:
+            raise InvalidArgument("the session is a branch or holds rows; restore into a new one")
+        if rows > self.table_pages * self.tokens:
+            raise OutOfRange(
+                f"valid has {rows} rows; allowed: 0 to {self.table_pages * self.tokens}"
+            )
+        for l in range(self.layers):
+            last = -1
+            for i in range(rows):
+                if not valid[l * rows + i]:
+                    if not owner.holes:
+                        raise HoleNotAllowed(
+                            f"position {self.base + i} of layer {l} is a hole; open the session "
+                            "with position_holes_allowed=True"
+                        )
+                elif i // self.tokens != last:
+                    last = i // self.tokens
+                    needed += 1
+        self._room_for(s, needed)
+        self.cancel_all(s)
+        for l in range(self.layers):
+            if rows:
+                self.extend_to(s, l, self.pages_for(rows) - 1)
+            for i in range(rows):
+                if valid[l * rows + i]:
+                    if self.ids(s, l)[i // self.tokens] < 0:
+                        self.ids(s, l)[i // self.tokens] = self.take()
+                    self.words(s, l)[i // self.tokens] |= (<uint64_t>1) << (i % self.tokens)
+        owner.restoring = rows
+        return 0
+
+    cdef int finish_restore(self, int64_t s) except -1:
+        cdef int64_t l
+        if self.owners[s].restoring < 0:
+            raise InvalidArgument("no restore is open; call begin_restore first")
+        for l in range(self.layers):
+            self.layer(s, l).end = self.owners[s].restoring
+        self.owners[s].restoring = -1
+        self.owners[s].version += 1
+        return 0
+
+    cdef int cancel_restore(self, int64_t s) except -1:
+        cdef int64_t l
+        if self.owners[s].restoring < 0:
+            raise InvalidArgument("no restore is open; call begin_restore first")
+        for l in range(self.layers):
+            self.release_from(s, l, 0)
+        self.owners[s].restoring = -1
+        return 0

@@ -1,0 +1,70 @@
+"""A2, K1, K2 and K5: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
+
+Each differs from its neighbour in one thing: A2 is K1 with a scalar kernel, K2 is K1 with FP16 rows,
+K5 is K1 with Q8_0 rows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec
+
+_CAPABILITIES = frozenset(Capability)
+_LAYOUT = "paged [kv_head][token][head_dim]"
+
+
+def _open(spec: StoreSpec, **options: str) -> KVStore:
+    from kvtrial.hot import _paged
+
+    store: KVStore = _paged.PagedStore(spec, **options)
+    return store
+
+
+A2 = Candidate(
+    name="A2",
+    title="Paged, scalar, group-aware",
+    role="ablation",
+    profile=Profile.FP32,
+    language="Cython",
+    owner="Cython",
+    layout=_LAYOUT,
+    capabilities=_CAPABILITIES,
+    open=partial(_open, kernel="scalar"),
+)
+
+K1 = Candidate(
+    name="K1",
+    title="Paged, fused SIMD, FP32",
+    role="contender",
+    profile=Profile.FP32,
+    language="Cython",
+    owner="Cython",
+    layout=_LAYOUT,
+    capabilities=_CAPABILITIES,
+    open=_open,
+)
+
+K2 = Candidate(
+    name="K2",
+    title="Paged, fused SIMD, FP16 rows",
+    role="profile",
+    profile=Profile.FP16,
+    language="Cython",
+    owner="Cython",
+    layout=_LAYOUT,
+    capabilities=_CAPABILITIES - {Capability.RESERVE_SLOT},
+    open=partial(_open, format="fp16"),
+)
+
+K5 = Candidate(
+    name="K5",
+    title="Paged, fused SIMD, Q8_0 rows",
+    role="profile",
+    profile=Profile.Q8_0,
+    language="Cython",
+    owner="Cython",
+    layout=_LAYOUT,
+    capabilities=_CAPABILITIES - {Capability.RESERVE_SLOT},
+    open=partial(_open, format="q8_0"),
+)
