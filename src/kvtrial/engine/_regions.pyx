@@ -1,8 +1,8 @@
 """The regions of a decode step, one call each: project, feed forward, head.
 
-`Activation` scratch is made once, in `Scratch`; a region allocates nothing. A batch of B vectors goes
-through each weight matrix together; everything else is per vector, so a vector's values do not
-depend on the batch that it is in.
+Memory is made once, in `Scratch`; a region allocates nothing. A batch of vectors goes through each
+weight matrix together; everything else is per vector, so a vector's values do not depend on the
+batch that it is in.
 """
 
 from libc.math cimport cos, sin, sqrtf
@@ -26,7 +26,7 @@ cdef extern from "quants.h" nogil:
     q_f32x8 q_exp(q_f32x8 a)
 
 
-# --- vectors ---------------------------------------------------------------------------------------
+# --- vectors ---
 
 cdef void _rms_norm(
     const float* x, const float* weight, Py_ssize_t n, float eps, float* out
@@ -134,7 +134,7 @@ def rope_turns(const long long[::1] positions, const double[::1] frequencies):
     return np.asarray(turns)
 
 
-# --- a step ----------------------------------------------------------------------------------------
+# --- a step ---
 
 cdef class Scratch:
     """Buffers of a decoder for up to ``batch`` vectors.
@@ -160,11 +160,12 @@ cdef class Scratch:
     cdef float _eps
 
     def __cinit__(self, config, Py_ssize_t batch, bint quantised, int threads, frequencies):
-        cdef Py_ssize_t b
         self.batch = batch
         self.threads = threads
         self.hidden_size = config.hidden
-        self.q_heads, self.kv_heads, self.head_dim = config.q_heads, config.kv_heads, config.head_dim
+        self.q_heads = config.q_heads
+        self.kv_heads = config.kv_heads
+        self.head_dim = config.head_dim
         self._neox = config.neox
         self._eps = config.rms_eps
         self._frequencies = frequencies

@@ -56,7 +56,7 @@ cdef enum:
     Q8_0_BYTES = 34
 
 
-# --- dots of four rows with one activation ---------------------------------------------------------
+# --- dots of four rows with one activation ---
 # rows: 4 rows, row_bytes apart (0: one row, four times over). sums: OUT (4,).
 
 cdef void _dot4_q4_1_bytes(
@@ -145,7 +145,9 @@ cdef void _dot4_q8_0_floats(
             block = rows + r * row_bytes + b * Q8_0_BYTES
             dot = q_set(0)
             for i in range(4):
-                dot = q_fma(q_load_i8x8(block + 2 + 8 * i), q_load(x.values + b * BLOCK + 8 * i), dot)
+                dot = q_fma(
+                    q_load_i8x8(block + 2 + 8 * i), q_load(x.values + b * BLOCK + 8 * i), dot
+                )
             acc[r] = q_fma(q_set(q_half(block)), dot, acc[r])
     for r in range(4):
         sums[r] = q_sum(acc[r])
@@ -188,7 +190,7 @@ cdef void _dot4_f32(
             sums[r] += row[c] * x.values[c]
 
 
-# --- products --------------------------------------------------------------------------------------
+# --- products ---
 
 cdef void _multiply_rows(
     const Product* product, Py_ssize_t start, Py_ssize_t stop, const Activation* x, Py_ssize_t n
@@ -283,7 +285,9 @@ cdef class Activations:
                     _quantise_block(x, &self.bytes[b, i * BLOCK], &self.pairs[b, 2 * i])
                 else:
                     self.sums[b, i] = q_sum(
-                        q_add(q_add(q_load(x), q_load(x + 8)), q_add(q_load(x + 16), q_load(x + 24)))
+                        q_add(
+                            q_add(q_load(x), q_load(x + 8)), q_add(q_load(x + 16), q_load(x + 24))
+                        )
                     )
 
 

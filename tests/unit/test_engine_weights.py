@@ -1,0 +1,181 @@
+"""Weight kernels against NumPy in float64, on blocks packed and unpacked here by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from kvtrial.engine._regions import rms_norm_rows, swiglu_rows
+from kvtrial.engine._weights import Matrix
+
+KINDS = ("F32", "F16", "Q8_0", "Q4_1")
+
+
+def packed(kind: str, rows: int, cols: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Random bytes of a matrix in ``kind``, and its values in float64."""
+    rng = np.random.default_rng(seed)
+    if kind in ("F32", "F16"):
+        values = rng.standard_normal((rows, cols)).astype("<f4" if kind == "F32" else "<f2")
+        return values.reshape(-1).view(np.uint8), values.astype(np.float64)
+    blocks = rows * cols // 32
+    d = rng.uniform(0.001, 0.02, (blocks, 1)).astype("<f2")
+    if kind == "Q8_0":
+        q = rng.integers(-128, 128, (blocks, 32)).astype(np.int8)
+        data = np.concatenate([d.view(np.uint8), q.view(np.uint8)], axis=1)
+        values = d.astype(np.float64) * q
+    else:
+        m = rng.uniform(-0.2, 0, (blocks, 1)).astype("<f2")
+        q = rng.integers(0, 16, (blocks, 32)).astype(np.uint8)
+        nibbles = q[:, :16] | q[:, 16:] << 4
+        data = np.concatenate([d.view(np.uint8), m.view(np.uint8), nibbles], axis=1)
+        values = d.astype(np.float64) * q + m.astype(np.float64)
+    return data.reshape(-1), values.reshape(rows, cols)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 5, 67])
+def test_dequantise(kind, rows):
+    """C16: block bytes, nibble order, rows after the first."""
+    data, values = packed(kind, rows, 96)
+    matrix = Matrix("w", kind, rows, 96, data)
+    out = np.full((rows, 96), np.nan, np.float32)
+    matrix.dequantise(0, rows, out)
+    np.testing.assert_allclose(out, values, rtol=1e-6, atol=1e-7)
+    picked = np.array([rows - 1, 0])
+    some = np.empty((2, 96), np.float32)
+    matrix.dequantise_rows(picked, some)
+    assert (some == out[picked]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "cols"), [(1, 32), (3, 64), (66, 96), (130, 576)])
+def test_float_products(kind, rows, cols):
+    data, values = packed(kind, rows, cols)
+    x = np.random.default_rng(2).standard_normal((3, cols)).astype(np.float32)
+    got = Matrix("w", kind, rows, cols, data).multiply(x)
+    bound = 1e-6 * (np.abs(x.astype(np.float64)) @ np.abs(values.T))
+    assert (np.abs(got - x.astype(np.float64) @ values.T) <= bound).all()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_quantised_products_round_each_block_of_activations(kind):
+    """Exactly the product with activations rounded to int8 by their block's largest."""
+    data, values = packed(kind, 66, 96)
+    x = np.random.default_rng(2).standard_normal((2, 96)).astype(np.float32)
+    blocks = x.reshape(2, 3, 32)
+    scale = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)
+    rounded = (np.rint(blocks / scale) * scale.astype(np.float64)).reshape(2, 96)
+    got = Matrix("w", kind, 66, 96, data).multiply(x, quantised=True)
+    bound = 2e-6 * (np.abs(rounded) @ np.abs(values.T))
+    assert (np.abs(got - rounded @ values.T) <= bound).all()
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+@pytest.mark.parametrize("cols", range(1, 68))
+def test_tails(kind, cols):
+    """B16: a dot of ones counts them."""
+    ones = np.ones((5, cols), "<f4" if kind == "F32" else "<f2").reshape(-1).view(np.uint8)
+    got = Matrix("w", kind, 5, cols, ones).multiply(np.ones((1, cols), np.float32))
+    assert (got == cols).all()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_large_activations_do_not_overflow(kind):
+    """C15: 32 * 3000 is past FP16."""
+    data, values = packed(kind, 8, 64)
+    x = np.full((1, 64), 3000, np.float32)
+    got = Matrix("w", kind, 8, 64, data).multiply(x, quantised=True)
+    np.testing.assert_allclose(got, x.astype(np.float64) @ values.T, rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_bad_activations_surface(kind, bad):
+    data, _ = packed(kind, 8, 64)
+    x = np.ones((1, 64), np.float32)
+    x[0, 5] = bad
+    got = Matrix("w", kind, 8, 64, data).multiply(x, quantised=True)
+    assert not np.isfinite(got).any()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("peak", [0.0, 1e-38, 1e-40])
+def test_tiny_activations_give_no_nan(kind, peak):
+    data, _ = packed(kind, 8, 64)
+    got = Matrix("w", kind, 8, 64, data).multiply(np.full((1, 64), peak, np.float32), True)
+    assert np.isfinite(got).all() and np.abs(got).max() < 1e-30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_threads_and_batch_change_no_bit(kind, quantised):
+    data, _ = packed(kind, 333, 64)
+    matrix = Matrix("w", kind, 333, 64, data)
+    x = np.random.default_rng(3).standard_normal((5, 64)).astype(np.float32)
+    together = matrix.multiply(x, quantised, threads=3)
+    for b in range(5):
+        assert matrix.multiply(x[b : b + 1], quantised).tobytes() == together[b].tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("offset", [1, 4, 12, 20])
+def test_unaligned_read_only_data(kind, offset):
+    """B18, B23: weights lie where the file puts them, in a read-only map."""
+    data, _ = packed(kind, 6, 64)
+    moved = np.frombuffer(bytes(offset) + data.tobytes(), np.uint8)[offset:]
+    assert not moved.flags.writeable
+    x = np.ones((1, 64), np.float32)
+    x.flags.writeable = False
+    for quantised in (False, True):
+        got = Matrix("w", kind, 6, 64, moved).multiply(x, quantised)
+        assert (got == Matrix("w", kind, 6, 64, data).multiply(x, quantised)).all()
+
+
+def test_read_only_output_is_refused():
+    matrix = Matrix("w", "F32", 1, 4, np.zeros(16, np.uint8))
+    out = np.zeros((1, 4), np.float32)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        matrix.dequantise(0, 1, out)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "cols", "size", "message"),
+    [
+        ("Q4_1", 2, 33, 40, "whole rows"),
+        ("Q8_0", 2, 64, 135, "takes 136"),
+        ("Q5_K", 1, 32, 32, "allowed: F32, F16, Q8_0, Q4_1"),
+        ("F32", 0, 4, 0, "at least one row"),
+    ],
+)
+def test_wrong_matrices_are_refused(kind, rows, cols, size, message):
+    with pytest.raises(ValueError, match=message):
+        Matrix("w", kind, rows, cols, np.zeros(size, np.uint8))
+
+
+@pytest.mark.parametrize("n", [1, 8, 13, 576])
+def test_norm_and_swiglu(n):
+    rng = np.random.default_rng(4)
+    x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((3, n), n))
+    out = np.empty_like(x)
+    rms_norm_rows(x, weight, 1e-5, out)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+    gate = 30 * rng.standard_normal((3, n)).astype(np.float32)
+    wide = gate.astype(np.float64)
+    expected = wide / (1 + np.exp(-wide)) * x
+    swiglu_rows(gate, x)
+    np.testing.assert_allclose(gate, expected, rtol=1e-5, atol=1e-30)
+
+
+def test_floating_point_mode_is_the_processes():
+    """B19: denormals survive the import and a product."""
+    code = (
+        "import numpy as np; from kvtrial.engine._weights import Matrix\n"
+        "Matrix('w', 'F32', 1, 4, np.zeros(16, np.uint8)).multiply(np.ones((1, 4), np.float32))\n"
+        "raise SystemExit(float(np.float32(1e-40) * np.float32(1)) == 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
