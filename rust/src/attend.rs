@@ -54,10 +54,29 @@ pub struct Query {
 }
 
 impl Query {
-    /// Valid slots of a page that row `row` sees; `first` is the page's first position.
-    fn mask(&self, row: usize, first: i64, bits: u64) -> u64 {
+    /// Groups the block's lanes by what they see of a page, whose first position is `first`: runs of
+    /// (lanes, mask). The lanes before the runs see nothing; a later row never sees less.
+    fn runs<'a>(
+        &self,
+        first: i64,
+        bits: u64,
+        group: usize,
+        runs: &'a mut [(usize, u64); BLOCK],
+    ) -> &'a [(usize, u64)] {
         let below = |end: i64| low_bits((end - first).clamp(0, 64) as usize);
-        bits & below(self.limit + row as i64) & !below(self.start)
+        let mut n = 0;
+        for row in 0..self.rows {
+            let mask = bits & below(self.limit + row as i64) & !below(self.start);
+            if mask == 0 {
+                continue;
+            }
+            if n == 0 || runs[n - 1].1 != mask {
+                runs[n] = (0, mask);
+                n += 1;
+            }
+            runs[n - 1].0 += group;
+        }
+        &runs[..n]
     }
 }
 
@@ -323,14 +342,12 @@ pub unsafe fn attend_pages(
         let mut scores = [[0.0_f32; 64]; TILE];
         for index in entries.clone() {
             let first = (index * shape.page_tokens) as i64;
-            let mut masks = [0; BLOCK];
-            for (row, mask) in masks[..query.rows].iter_mut().enumerate() {
-                *mask = query.mask(row, first, pages.bits[index]);
-            }
-            // The last row sees the most.
-            if pages.ids[index] < 0 || masks[query.rows - 1] == 0 {
+            let mut runs = [(0, 0); BLOCK];
+            let runs = query.runs(first, pages.bits[index], shape.group, &mut runs);
+            if pages.ids[index] < 0 || runs.is_empty() {
                 continue;
             }
+            let runs_start = per_head - runs.iter().map(|run| run.0).sum::<usize>();
             let page = page_of(pages.ids[index]);
             let following = match pages.ids.get(index + 1) {
                 Some(&id) if id >= 0 && index + 1 < entries.end => page_of(id),
@@ -353,26 +370,22 @@ pub unsafe fn attend_pages(
                     scale: query.scale,
                     next,
                 };
-                let mut lane = 0;
-                while lane < per_head {
-                    tile.mask = masks[lane / shape.group];
-                    // Lanes of one tile see the same slots; 4 make two pairs rather than 3 and 1.
-                    let same = (lane..per_head)
-                        .take_while(|&other| masks[other / shape.group] == tile.mask)
-                        .take(TILE + 2)
-                        .count();
-                    let n = if same == 4 { 2 } else { same.min(TILE) };
-                    if tile.mask != 0 {
-                        let at = (head - heads.start) * per_head + lane;
+                let mut lane = (head - heads.start) * per_head + runs_start;
+                for &(lanes, mask) in runs {
+                    tile.mask = mask;
+                    let end = lane + lanes;
+                    while lane < end {
+                        // 4 lanes make two pairs rather than 3 and 1.
+                        let n = if end - lane == 4 { 2 } else { (end - lane).min(TILE) };
                         match n {
-                            3 => tile.run::<3>(q, state, at, &mut scores),
-                            2 => tile.run::<2>(q, state, at, &mut scores),
-                            _ => tile.run::<1>(q, state, at, &mut scores),
+                            3 => tile.run::<3>(q, state, lane, &mut scores),
+                            2 => tile.run::<2>(q, state, lane, &mut scores),
+                            _ => tile.run::<1>(q, state, lane, &mut scores),
                         }
                         // Later lanes find the next tile under way.
                         tile.next = std::ptr::null();
+                        lane += n;
                     }
-                    lane += n;
                 }
             }
         }
@@ -475,7 +488,8 @@ impl Tile {
                 }
             }
             for n in 0..N {
-                scores[n][quad..quad + 4].copy_from_slice(&sums[n]);
+                // SAFETY: quad + 4 <= tokens <= 64.
+                unsafe { scores[n].as_mut_ptr().add(quad).cast::<[f32; 4]>().write(sums[n]) };
             }
         }
         let mut hidden = !self.mask & low_bits(self.tokens);
@@ -559,7 +573,7 @@ impl Tile {
                 let slot = left.trailing_zeros() as usize;
                 left &= left - 1;
                 let row = slot * stride + column;
-                let weight: [F8; N] = std::array::from_fn(|n| F8::splat(weights[n][slot]));
+                let weight: [F8; N] = std::array::from_fn(|n| F8::splat(*weights[n].as_ptr().add(slot)));
                 for c in 0..C {
                     let value = F8::load(v.add(row + c * WIDTH));
                     for n in 0..N {
