@@ -5,6 +5,7 @@ The contract as a whole is the conformance suite's; here is what only the native
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -153,6 +154,58 @@ def test_rows_without_content_never_show() -> None:
         assert np.isfinite(out).all()
         seen.append((out.tobytes(), session.read(0, np.flatnonzero(session.valid(0)))[0].tobytes()))
     assert seen[0] == seen[1]
+
+
+class _Span(ctypes.Structure):
+    """`kv_span` of native/kv_kernel.h."""
+
+    _fields_: ClassVar = [
+        ("pool", ctypes.c_void_p),
+        ("page_bytes", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("page_ids", "valid")],
+        *[(name, ctypes.c_int64) for name in ("first_slot", "last_slot", "row_bytes")],
+        *[
+            (name, ctypes.c_int32)
+            for name in ("page_tokens", "head_dim", "group", "kv_heads", "first_head", "last_head")
+        ],
+        ("scale", ctypes.c_float),
+        *[(name, ctypes.c_void_p) for name in ("q", "max", "sum", "output")],
+    ]
+
+
+@pytest.mark.parametrize(("group", "head_dim"), [(3, 64), (7, 59), (16, 256)])
+def test_the_kernel_reads_pages_that_another_owner_holds(group: int, head_dim: int) -> None:
+    """K4's door: pages in any order, NaN in all padding and in every slot that is not valid."""
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = get(_rust.kernel_capsule(), b"kvtrial.kv_kernel")
+    kernel = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Span))(address)
+
+    random = np.random.default_rng(8)
+    kv_heads, tokens, stride = 2, 16, -(-head_dim // 8) * 8
+    pool = np.full((5, kv_heads, 2, tokens, stride), np.nan, np.float32)
+    ids = np.array([3, -1, 0, 4], np.int32)
+    valid = np.array([0xFFFF, 0, 0xA5F0, 0x0003], np.uint64)
+    slots = [s for s in range(64) if int(valid[s // 16]) >> s % 16 & 1]
+    for s in slots:
+        pool[ids[s // 16], :, :, s % 16, :head_dim] = random.standard_normal((2, 2, head_dim))
+    q = random.standard_normal((kv_heads * group, head_dim), np.float32)
+    top, total = np.full(len(q), 7, np.float32), np.full(len(q), 7, np.float32)
+    out = np.full_like(q, 7)
+    first, last = 5, 49
+    span = _Span(
+        *(pool.ctypes.data, pool[0].nbytes, ids.ctypes.data, valid.ctypes.data, first, last),
+        *(4 * stride, tokens, head_dim, group, kv_heads, 1, 2, 0.3),
+        *(a.ctypes.data for a in (q, top, total, out)),
+    )
+    assert kernel(ctypes.byref(span)) == 0
+    seen = [s for s in slots if first <= s < last]
+    k, v = (np.stack([pool[ids[s // 16], :, i, s % 16, :head_dim] for s in seen]) for i in (0, 1))
+    right = softmax_attention(q, k, v, 0.3)
+    np.testing.assert_allclose(out[group:] / total[group:, None], right[group:], atol=3e-6)
+    scores = np.einsum("nd,hd->hn", k[:, 1], q[group:]).astype(np.float64) * 0.3
+    np.testing.assert_allclose(top[group:], scores.max(axis=1), rtol=1e-5)
+    assert (out[:group] == 7).all() and (top[:group] == 7).all(), "another head was written"
 
 
 # --- sessions ---------------------------------------------------------------------------------------
