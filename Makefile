@@ -2,9 +2,11 @@
 # .venv/bin: the first line of a script can't hold a path with a space.
 PYTHON ?= python3
 CORES ?= 1
-MODEL ?= smollm2-135m-instruct-q4_1
+# Another model than config/config.yaml's: make verdict MODEL=qwen2.5-0.5b-shape
+MODEL ?=
 PY := .venv/bin/python
 SNAKEMAKE := $(PY) -m snakemake --cores $(CORES)
+CHOSEN := $(if $(MODEL),--config model="$(MODEL)")
 
 # Nothing phones home.
 export DO_NOT_TRACK := 1
@@ -23,25 +25,25 @@ setup:  ## .venv with the pinned dependencies and the compiled kernels; quick wh
 	@"$(PYTHON)" scripts/setup.py
 
 verdict: setup  ## the answer: which KV cache this machine should run
-	@$(SNAKEMAKE) verdict $(ARGS)
+	@$(SNAKEMAKE) verdict $(CHOSEN) $(ARGS)
 
 smoke: setup  ## every stage on a tiny model, under two minutes
 	@$(SNAKEMAKE) --profile profiles/smoke verdict report $(ARGS)
 
 full: setup  ## the verdict, with four sessions and all cores as well
-	@$(SNAKEMAKE) --profile profiles/full verdict report $(ARGS)
+	@$(SNAKEMAKE) verdict report --config profile=full $(if $(MODEL),model="$(MODEL)") $(ARGS)
 
 build: setup  ## compile the kernels where they are older than their sources
 	@$(SNAKEMAKE) build $(ARGS)
 
 model: setup  ## fetch the model (MODEL=name for another)
-	@$(PY) -m kvtrial fetch "$(MODEL)"
+	@$(SNAKEMAKE) model $(CHOSEN) $(ARGS)
 
 report: setup  ## the verdict with its figures as one HTML page
-	@$(SNAKEMAKE) report $(ARGS)
+	@$(SNAKEMAKE) report $(CHOSEN) $(ARGS)
 
 adopt: setup  ## let `open_store()` and `kvtrial generate` obey the verdict
-	@$(SNAKEMAKE) adopt --forcerun adopt $(ARGS)
+	@$(SNAKEMAKE) adopt --forcerun adopt $(CHOSEN) $(ARGS)
 
 ui: setup  ## browse the measurements in MLflow
 	@$(PY) -m mlflow ui --workers 1 --backend-store-uri "sqlite:///$$(pwd)/results/mlflow.db"

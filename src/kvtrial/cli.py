@@ -78,17 +78,17 @@ def decide(args: argparse.Namespace) -> None:
 
 def generate(args: argparse.Namespace) -> None:
     """kvtrial generate TEXT"""
-    from kvtrial.generate import Generation
+    from kvtrial.generate import Continuation
 
-    generation = Generation(
+    made = Continuation(
         args.text, model=args.model, tokens=args.tokens, store=args.store, threads=args.threads
     )
-    for piece in generation:
+    for piece in made:
         print(piece, end="", flush=True)
     print()
-    if (rate := generation.tokens_per_s) is not None:
+    if (rate := made.tokens_per_s) is not None:
         print(
-            f"{generation.made} tokens, {rate:.1f} tokens/s with {generation.store}",
+            f"{made.made} tokens, {rate:.1f} tokens/s with {made.store}",
             file=sys.stderr,
         )
 

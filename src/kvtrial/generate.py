@@ -1,19 +1,17 @@
-"""Greedy text from a model through the adopted store: what ``kvtrial generate`` prints."""
+"""Greedy text, piece by piece, through the adopted store: what ``kvtrial generate`` prints."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
-
 from kvtrial import models, selection
-from kvtrial.candidates import open_store
-from kvtrial.contract import F32, PAGE_TOKENS, InvalidArgument
+from kvtrial.contract import InvalidArgument
+from kvtrial.engine.transformer import greedy
 
 
-class Generation:
-    """One continuation of a text; iterate over it once, for pieces of text as they are made.
+class Continuation:
+    """A text's continuation; iterate over it once, for pieces of text as they are made.
 
     Parameters
     ----------
@@ -41,21 +39,15 @@ class Generation:
     """
 
     def __init__(
-        self,
-        text: str,
-        *,
-        model: str,
-        tokens: int = 64,
-        store: str | None = None,
-        threads: int = 1,
+        self, text: str, *, model: str, tokens: int, store: str | None = None, threads: int = 1
     ) -> None:
         for name, value in (("tokens", tokens), ("threads", threads)):
             if value < 1:
                 raise InvalidArgument(f"{name} is {value}; give at least 1")
         self.store = store or selection.load().default
         self._model = models.load_model(model)
-        self._prompt = np.array(self._model.tokenizer.encode(text), np.int64)
-        if not len(self._prompt):
+        self._prompt = self._model.tokenizer.encode(text)
+        if not self._prompt:
             raise InvalidArgument("the text is empty; give at least one token to continue")
         self._tokens = tokens
         self._threads = threads
@@ -71,25 +63,13 @@ class Generation:
         return whole_characters(self._ids(), self._model.tokenizer.decode)
 
     def _ids(self) -> Iterator[int]:
-        config = self._model.config
-        page_tokens = PAGE_TOKENS[0]
-        pages = -(-(len(self._prompt) + self._tokens) // page_tokens)
-        float_bytes = 4  # the widest element; a narrower store gets more pages than it needs
-        page_bytes = 2 * page_tokens * config.kv_heads * config.head_dim * float_bytes
-        store = open_store(
-            self.store,
-            layers=config.layers,
-            q_heads=config.q_heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            page_tokens=page_tokens,
-            budget_bytes=config.layers * pages * page_bytes,
-            threads=self._threads,
-        )
+        room = len(self._prompt) + self._tokens
+        # Not a trial: a retired store is refused.
+        store = self._model.open_store(self.store, tokens=room, threads=self._threads, trial=False)
         try:
             session = store.open_session()
-            decoder = self._model.decoder(threads=self._threads, batch=1)
-            logits = self._model.prefill(session, self._prompt)
+            decoder = self._model.decoder(threads=self._threads)
+            logits = self._model.prefill(session, self._prompt, threads=self._threads)
             while True:
                 token = greedy(logits)
                 self.made += 1
@@ -99,19 +79,10 @@ class Generation:
                 if self.made == self._tokens:
                     return
                 started = time.perf_counter()
-                logits = decoder.step([session], np.array([token], np.int64))[0]
+                logits = decoder.step([session], [token])[0]
                 self.decode_s += time.perf_counter() - started
         finally:
             store.close()
-
-
-def greedy(logits: F32) -> int:
-    """The first of the largest logits (V,); never a token from logits that are not finite."""
-    if not np.isfinite(logits).all():
-        raise InvalidArgument(
-            "the logits are not finite; the model's weights or the store are broken"
-        )
-    return int(logits.argmax())
 
 
 def whole_characters(ids: Iterable[int], decode: Callable[[list[int]], str]) -> Iterator[str]:

@@ -1,12 +1,8 @@
-"""Pieces of text and the greedy choice."""
+"""Pieces of text as they come."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-
-from kvtrial.contract import InvalidArgument
-from kvtrial.generate import greedy, whole_characters
+from kvtrial.generate import whole_characters
 
 BYTES = {0: b"a", 1: b"\xc3", 2: b"\xa9", 3: b"\xf0", 4: b"\x9f", 5: b"\x98", 6: b"\x80"}
 
@@ -21,13 +17,3 @@ def test_a_character_waits_for_its_bytes():
 
 def test_bytes_that_never_become_a_character_are_shown_at_the_end():
     assert list(whole_characters([0, 1], decode)) == ["a", "\N{REPLACEMENT CHARACTER}"]
-
-
-def test_of_equal_logits_the_first_is_chosen():
-    assert greedy(np.array([0, 1, 1], np.float32)) == 1
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_no_token_comes_from_logits_that_are_not_finite(bad):
-    with pytest.raises(InvalidArgument, match="not finite"):
-        greedy(np.array([0, bad, 1], np.float32))
