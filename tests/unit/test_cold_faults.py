@@ -14,6 +14,7 @@ import pytest
 
 from kvtrial.cold import KINDS, disk, errors, index, open_cold
 from kvtrial.cold.crash import PatternStore
+from kvtrial.cold.segments import SegmentLog
 
 P = 16
 
@@ -240,3 +241,34 @@ def test_another_process_is_refused_and_a_killed_one_leaves_no_lock(kind, folder
             open_cold(kind, folder, store.identity())
         holder.kill()
     open_cold(kind, folder, store.identity()).close()
+
+
+def test_gc_makes_the_index_durable_before_it_removes_a_segment(folder, store, monkeypatch):
+    happened = []
+
+    def spy(owner, name):
+        real = getattr(owner, name)
+
+        def seen(*args):
+            happened.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, seen)
+
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold.spill(store.filled(P), tokens(P))
+        cold.delete(tokens(P))
+        spy(index.Index, "sync")
+        spy(SegmentLog, "remove")
+        cold.gc()
+    assert happened == ["sync", "remove"]
+
+
+def test_a_store_emptied_by_gc_goes_on(folder, store):
+    for _ in range(2):
+        with open_cold("Z2", folder, store.identity()) as cold:
+            cold.spill(store.filled(2 * P, seed=0), tokens(2 * P, 0))
+            assert restored(cold, store, 0) == 2 * P
+            cold.delete(tokens(2 * P, 0))
+            cold.gc()
+            assert list((folder / "segments").iterdir()) == []
