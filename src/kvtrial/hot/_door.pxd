@@ -4,6 +4,7 @@ Nothing here allocates for arrays of the right kind. Callers run `cnp.import_arr
 """
 
 cimport numpy as cnp
+from cpython.number cimport PyNumber_Index
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t
 
@@ -17,7 +18,7 @@ cdef inline int64_t integer(object value, str name) except? -1:
     if isinstance(value, (bool, np.bool_)):
         raise InvalidArgument(f"{name} is {value!r}; give an integer")
     try:
-        return value
+        return PyNumber_Index(value)
     except (TypeError, OverflowError):
         raise InvalidArgument(f"{name} is {value!r}; give an integer of 64 bits") from None
 

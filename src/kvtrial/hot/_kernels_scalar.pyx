@@ -5,9 +5,9 @@ and their maximum, then values. One rescale a page.
 """
 
 from libc.math cimport INFINITY, expf
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
-from kvtrial.hot._kernel cimport KV_MAX_GROUP, kv_span
+from kvtrial.hot._kernel cimport kv_span
 
 
 cdef int span_scalar(const kv_span *span) noexcept nogil:

@@ -7,9 +7,8 @@ store's work space, and threads are those of one attend.
 
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.math cimport INFINITY
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 import numpy as np
 
@@ -40,7 +39,7 @@ from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_s
 from kvtrial.hot._kernels_scalar cimport span_scalar
 from kvtrial.hot._kernels_simd cimport span_fp16, span_fp32, span_q8
 from kvtrial.hot._memory cimport Region
-from kvtrial.hot._pages cimport OPEN, Layer, Owner, PagePool
+from kvtrial.hot._pages cimport OPEN, SESSIONS, Owner, PagePool
 from kvtrial.hot._rows cimport (
     FP16,
     FP32,
@@ -208,7 +207,7 @@ cdef class PagedStore:
     def _force_generation(self, uint32_t generation):
         """For tests: what every session slot that is free is opened with next."""
         cdef int64_t s
-        for s in range(64):
+        for s in range(SESSIONS):
             if not self.pool.owners[s].open:
                 self.pool.owners[s].generation = generation
 

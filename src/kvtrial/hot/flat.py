@@ -1,0 +1,49 @@
+"""K0 and A1: flat FP32, `[position][kv_head][head_dim]` per layer, scalar.
+
+K0 is the frozen baseline: every query head reads its KV head's rows for itself. A1 is K0 with one
+change, group-aware attention: a row is read once for all query heads of its group. Neither has
+branches, holes, a page pool or spill.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec
+
+_CAPABILITIES = frozenset(
+    {Capability.OWNER, Capability.ROLLBACK, Capability.RESERVE_SLOT, Capability.PARTIALS}
+)
+_LAYOUT = "flat [token][kv_head][head_dim]"
+
+
+def _open(spec: StoreSpec, *, grouped: bool) -> KVStore:
+    from kvtrial.hot import _flat
+
+    store: KVStore = _flat.FlatStore(spec, grouped=grouped)
+    return store
+
+
+K0 = Candidate(
+    name="K0",
+    title="Flat, scalar, per query head",
+    role="baseline",
+    profile=Profile.FP32,
+    language="Cython",
+    owner="Cython",
+    layout=_LAYOUT,
+    capabilities=_CAPABILITIES,
+    open=partial(_open, grouped=False),
+)
+
+A1 = Candidate(
+    name="A1",
+    title="Flat, scalar, group-aware",
+    role="ablation",
+    profile=Profile.FP32,
+    language="Cython",
+    owner="Cython",
+    layout=_LAYOUT,
+    capabilities=_CAPABILITIES,
+    open=partial(_open, grouped=True),
+)

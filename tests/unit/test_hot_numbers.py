@@ -1,0 +1,171 @@
+"""Numbers in and out of the hot stores: rounding, exp, attention, threads, far offsets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from kvtrial.hot._kernels_simd import exp_for_tests
+from kvtrial.hot._paged import PagedStore
+
+from kvtrial.contract import NumericRange, StoreSpec
+from kvtrial.hot import flat, paged
+
+CANDIDATES = [flat.K0, flat.A1, paged.A2, paged.K1, paged.K2, paged.K5]
+TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "q8_0": 6e-2}
+
+
+def softmax_attention(q, k, v, scale):
+    """Plain float64 attention of q (H_q, D) over k, v (N, H_kv, D)."""
+    group = len(q) // k.shape[1]
+    out = np.zeros(q.shape)
+    for head, row in enumerate(q.astype(np.float64)):
+        scores = k[:, head // group].astype(np.float64) @ row * scale
+        weights = np.exp(scores - scores.max())
+        out[head] = weights / weights.sum() @ v[:, head // group]
+    return out
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.name)
+@pytest.mark.parametrize("heads", [(9, 3), (14, 2), (5, 5), (16, 1)])
+@pytest.mark.parametrize("head_dim", [1, 8, 59, 64, 100, 256])
+def test_attention_is_softmax_attention(candidate, heads, head_dim):
+    n = 133
+    spec = StoreSpec(1, *heads, head_dim, page_tokens=32, budget_bytes=1 << 24)
+    store = candidate.open(spec)
+    session = store.open_session()
+    k, v = normal(1, n, heads[1], head_dim), normal(2, n, heads[1], head_dim)
+    q = normal(3, 6, heads[0], head_dim)
+    session.append(0, np.arange(n), k, v)
+    out = np.full_like(q, np.nan)
+    scale = head_dim**-0.5
+    session.attend(0, q[0], out[0], scale)
+    allowed = TOLERANCE[candidate.profile.value]
+    assert np.abs(out[0] - softmax_attention(q[0], k, v, scale)).max() < allowed
+    session.attend_block(0, q, out, scale)
+    for i in range(6):
+        seen = n - 5 + i
+        right = softmax_attention(q[i], k[:seen], v[:seen], scale)
+        assert np.abs(out[i] - right).max() < allowed
+    store.close()
+
+
+def test_block_over_many_tiles():
+    """More query rows and cached rows than one pair of matrix products takes."""
+    n, rows = 700, 150
+    store = paged.K1.open(StoreSpec(1, 6, 2, 40, budget_bytes=1 << 24))
+    session = store.open_session()
+    k, v, q = normal(1, n, 2, 40), normal(2, n, 2, 40), normal(3, rows, 6, 40)
+    k[-1], v[-1] = np.nan, np.nan  # seen by the last query alone
+    session.append(0, np.arange(n), k, v)
+    out = np.zeros_like(q)
+    session.attend_block(0, q, out, 0.2)
+    for i in (0, 63, 64, 148):
+        seen = n - rows + i + 1
+        assert np.abs(out[i] - softmax_attention(q[i], k[:seen], v[:seen], 0.2)).max() < 2e-5
+    assert np.isnan(out[-1]).all()
+
+
+@pytest.mark.parametrize("name", ["K1", "K2", "K5", "A2"])
+def test_any_number_of_threads_gives_the_same_bits(name):
+    n = 3000
+    k, v, q = normal(1, n, 3, 64), normal(2, n, 3, 64), normal(3, 9, 64)
+    shown = set()
+    for threads in (1, 2, 3, 8):
+        spec = StoreSpec(1, 9, 3, 64, budget_bytes=1 << 24, threads=threads)
+        store = getattr(paged, name).open(spec)
+        session = store.open_session()
+        session.append(0, np.arange(n), k, v)
+        out = np.zeros_like(q)
+        for _ in range(3):
+            session.attend(0, q, out, 0.125)
+            shown.add(out.tobytes())
+        store.close()
+    assert len(shown) == 1
+
+
+def test_every_half_keeps_its_bits():
+    """All 65,536 patterns go in as float32 and come out as they went."""
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+    rows = halves.astype(np.float32).reshape(256, 1, 256)
+    store = paged.K2.open(StoreSpec(1, 1, 1, 256, budget_bytes=1 << 20))
+    session = store.open_session()
+    session.append(0, np.arange(256), rows, rows)
+    assert session.read(0, np.arange(256))[0].tobytes() == rows.tobytes()
+
+
+def test_halves_round_as_numpy_does():
+    """To nearest, ties to even: neighbours of every half, subnormals and the largest included."""
+    halves = np.arange(31744, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middles = ((halves[:-1].astype(np.float64) + halves[1:]) / 2).astype(np.float32)
+    near = np.concatenate(
+        [middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(1e9))]
+    )
+    near = np.concatenate([near, -near, np.float32([2**-25, 65519.996, 1e-45])])
+    near = np.resize(near, (-(-len(near) // 256), 1, 256))
+    store = paged.K2.open(StoreSpec(1, 1, 1, 256, budget_bytes=1 << 22))
+    session = store.open_session()
+    session.append(0, np.arange(len(near)), near, near)
+    right = near.astype(np.float16).astype(np.float32)
+    assert session.read(0, np.arange(len(near)))[1].tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("value", [65520.0, -65520.0, 7e4, 3e38])
+def test_halves_refuse_what_they_cannot_hold(value):
+    store = paged.K2.open(StoreSpec(1, 1, 1, 8, budget_bytes=1 << 16))
+    session = store.open_session()
+    row = np.zeros((1, 1, 8), np.float32)
+    bad = row.copy()
+    bad[0, 0, 7] = value
+    with pytest.raises(NumericRange, match="position 0"):
+        session.append(0, [0], row, bad)
+    assert session.length(0) == 0 and store.pages_free == store.pages_total
+
+
+def test_exp_stays_within_two_ulp():
+    x = np.concatenate([np.linspace(-87.29, 0, 80_000), -np.logspace(-30, 1.9, 8_000)])
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.empty_like(x)
+    exp_for_tests(x, out)
+    right = np.exp(x.astype(np.float64))
+    ulp = np.spacing(right.astype(np.float32)).astype(np.float64)
+    assert (np.abs(out - right) / ulp).max() <= 2
+    ends = np.float32([0, -87.4, -1e6, -math.inf, math.nan, -103, -1e38, -0.0])
+    out = np.empty_like(ends)
+    exp_for_tests(ends, out)
+    assert out[[0, 7]].tolist() == [1, 1] and not out[[1, 2, 3, 5, 6]].any() and np.isnan(out[4])
+
+
+def test_padding_and_holes_may_hold_anything():
+    """With NaN in every row and lane that has no content, nothing shows."""
+    for format, head_dim in (("fp32", 59), ("fp16", 3), ("q8_0", 33)):
+        spec = StoreSpec(1, 4, 2, head_dim, budget_bytes=1 << 20)
+        store = PagedStore(spec, format=format, debug_poison=True)
+        session = store.open_session(True)
+        k, v, q = normal(1, 50, 2, head_dim), normal(2, 50, 2, head_dim), normal(3, 4, head_dim)
+        session.append(0, np.arange(50), k, v)
+        session.invalidate(0, [0, 17, 49])
+        kept = np.setdiff1d(np.arange(50), [0, 17, 49])
+        out = np.zeros_like(q)
+        session.attend(0, q, out, 0.3)
+        right = softmax_attention(q, k[kept], v[kept], 0.3)
+        assert np.abs(out - right).max() < TOLERANCE[format]
+
+
+def test_pages_past_two_gibibytes():
+    """A26: the last page of a pool of more than 2^31 bytes is its own; memory is lazy."""
+    spec = StoreSpec(1, 8, 8, 256, page_tokens=64, budget_bytes=(1 << 31) + (1 << 23))
+    store = paged.K1.open(spec)
+    session = store.open_session(True)
+    n = store.pages_total
+    rows = normal(1, 2, 8, 256)
+    session.append(0, [0], rows[:1], rows[:1])
+    first = session.page_table(0).page_ids[0]
+    session.append(0, [n * 64 - 1], rows[1:], rows[1:])
+    assert session.read(0, [0, n * 64 - 1])[0].tobytes() == rows.tobytes()
+    assert store.page_nbytes * (n - 1) > 2**31 and first == 0
