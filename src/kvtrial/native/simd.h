@@ -77,14 +77,15 @@ KV_INLINE float kv_hmax(kv_vf x) {
 }
 
 /* exp(x) for x <= 0, within 2 ulp; exactly 0 below -87.3 (no subnormal comes out), NaN for NaN.
-   x = n ln 2 + r with |r| <= ln 2 / 2; a polynomial of degree 6 (Taylor, error below 2^-26 there). */
+   x = n ln 2 + r with |r| <= ln 2 / 2; Taylor to degree 7 (relative error below 2^-26 there). */
 KV_INLINE kv_vf kv_exp(kv_vf x) {
     const kv_vf floor_x = kv_splat(-87.3f), bias = kv_splat(12582912.0f); /* 1.5 * 2^23 */
     kv_vi dead = x < floor_x;
     kv_vf n = kv_fma(x, kv_splat(1.44269504f), bias) - bias;
     kv_vf r = kv_fma(n, kv_splat(-0.693145752f), x);
     r = kv_fma(n, kv_splat(-1.42860677e-6f), r);
-    kv_vf p = kv_splat(1.0f / 720);
+    kv_vf p = kv_splat(1.0f / 5040);
+    p = kv_fma(p, r, kv_splat(1.0f / 720));
     p = kv_fma(p, r, kv_splat(1.0f / 120));
     p = kv_fma(p, r, kv_splat(1.0f / 24));
     p = kv_fma(p, r, kv_splat(1.0f / 6));
