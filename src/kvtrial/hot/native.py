@@ -36,7 +36,7 @@ def _open_k4(spec: StoreSpec) -> KVStore:
     import kvtrial.hot._paged as _paged
     import kvtrial.hot._rust as _rust
 
-    return _paged.PagedStore(spec, format="fp32", kernel=_rust.kernel_capsule())
+    return _paged.PagedStore(spec, kernel=_rust.kernel_capsule(), debug_poison=poison_wanted())
 
 
 _LAYOUT = "paged [kv_head][token][head_dim]"

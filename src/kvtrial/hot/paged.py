@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec
+from kvtrial.contract import (
+    Candidate,
+    Capability,
+    KVStore,
+    Profile,
+    StoreSpec,
+    poison_wanted,
+)
 
 _CAPABILITIES = frozenset(Capability)
 _LAYOUT = "paged [kv_head][token][head_dim]"
@@ -17,7 +24,7 @@ _LAYOUT = "paged [kv_head][token][head_dim]"
 def _open(spec: StoreSpec, **options: str) -> KVStore:
     from kvtrial.hot import _paged
 
-    store: KVStore = _paged.PagedStore(spec, **options)
+    store: KVStore = _paged.PagedStore(spec, debug_poison=poison_wanted(), **options)
     return store
 
 
