@@ -12,13 +12,26 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, requires, version
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from kvtrial import build, candidates, events, machine, models, protocol
 from kvtrial.contract import Candidate
 from kvtrial.run import write_text
+
+
+def versions() -> dict[str, str]:
+    """Versions of kvtrial and of the packages that it depends on, as installed."""
+    found = {"kvtrial": version("kvtrial")}
+    for line in requires("kvtrial") or []:
+        wanted = Requirement(line)
+        # Extras that nobody asked for are left out.
+        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+            found[wanted.name] = version(wanted.name)
+    return found
 
 
 def source_commit() -> str:
@@ -86,15 +99,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     registered = protocol.load(args.protocol)
-    record = machine.record()
     manifest = {
         "run_id": args.run_dir.name,
         "profile": args.profile,
         "protocol_sha256": protocol.sha256(registered),
         "machine_class": machine.machine_class(),
-        "build": record.pop("build"),
-        "versions": record.pop("packages"),
-        "machine": record,
+        "build": build.facts(),
+        "versions": versions(),
+        "machine": machine.record(),
         "model": {
             "name": args.model,
             "sha256": models.sha256(args.gguf),
