@@ -27,8 +27,8 @@ def library() -> Path | None:
 def preload_environment() -> dict[str, str] | None:
     """Environment variables that make a child process count, or None where that can't be done.
 
-    The folder goes on the search path and only the name is preloaded: LD_PRELOAD itself can't hold a
-    path with a space.
+    The folder goes on the search path and only the name is preloaded: LD_PRELOAD itself can't hold
+    a path with a space.
     """
     found = library()
     if found is None:

@@ -1,0 +1,168 @@
+"""M1 and the allocation pass on a real candidate, in real processes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kvtrial.candidates import candidates
+from kvtrial.measure import allocations, attention, child, clock
+from kvtrial.measure.order import mirrored_orders
+from kvtrial.measure.stores import Snapshot, budget_bytes, fill, opened
+
+SHAPE = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
+TOKENS = 50
+BUILT = [name for name, candidate in candidates().items() if candidate.not_built is None]
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    draw = np.random.default_rng(5)
+    for name in ("k", "v"):
+        rows = draw.standard_normal((2, TOKENS, 2, 32), np.float32)
+        np.save(tmp_path / f"{name}.npy", rows)
+    (tmp_path / "tokens.json").write_text(json.dumps({"next_id": 11}))
+    return tmp_path
+
+
+def spec_for(snapshot, names, **more):
+    return {
+        "shape": SHAPE,
+        "candidates": names,
+        "orders": mirrored_orders(names, 6, 1),
+        "snapshots": [str(snapshot)],
+        "threads": 1,
+        "page_tokens": 16,
+        "warmup_iterations": 2,
+        "rotation_llc_multiple": 0,
+        "seed": 1,
+        **more,
+    }
+
+
+def values(rows, metric, name="machine"):
+    return [
+        r["value"]
+        for r in rows
+        if r["metric"] == metric and r.get("candidate", "machine") == name and "value" in r
+    ]
+
+
+def test_a_block_of_every_built_candidate(snapshot):
+    rows = child.run("kvtrial.measure.attention", spec_for(snapshot, BUILT), threads=1)
+    assert not [r for r in rows if r["metric"] == "failed"]
+    bandwidth = max(values(rows, "probe/read_gb_per_s")) * 1e9
+    flops = max(values(rows, "probe/fma_gflop_per_s")) * 1e9
+    assert len(values(rows, "probe/spin_ms")) == 2
+    for name in BUILT:
+        times = values(rows, "m1/attention_ms", name)
+        assert len(times) == 4 and all(t > 0 for t in times)
+        with opened(name, SHAPE, tokens=TOKENS, page_tokens=16) as (store, _):
+            n_bytes = store.row_bytes * TOKENS
+        for t, rate, share in zip(
+            times,
+            values(rows, "m1/unique_gb_per_s", name),
+            values(rows, "m1/ceiling_fraction", name),
+        ):
+            assert rate == pytest.approx(n_bytes / t / 1e6)
+            at_ceiling = max(n_bytes / bandwidth, 4 * 6 * 32 * TOKENS / flops)
+            assert share == pytest.approx(at_ceiling / (t / 1e3))
+        assert len(values(rows, "m1/in_cache_attention_ms", name)) == 10
+    texts = {r["metric"]: r.get("text") for r in rows if r["metric"].startswith("env/")}
+    assert texts["env/OMP_NUM_THREADS"] == "1"
+    assert values(rows, "env/blas_threads") == [1.0]
+
+
+def test_the_rotation_holds_four_caches(snapshot, monkeypatch):
+    monkeypatch.setattr(attention.machine, "last_level_cache_bytes", lambda: 40_000)
+    spec = spec_for(snapshot, BUILT[:1], rotation_llc_multiple=4)
+    rows = attention.measure(spec, lambda name: None)
+    with opened(BUILT[0], SHAPE, tokens=TOKENS, page_tokens=16) as (store, _):
+        region = store.row_bytes * TOKENS
+    (held,) = values(rows, "m1/rotation_bytes", BUILT[0])
+    assert held >= 160_000 and held % region == 0
+    assert held <= 160_000 + 2 * region
+
+
+class Regions:
+    """Records which region an iteration takes; stands for a session."""
+
+    def __init__(self, taken):
+        self.taken = taken
+
+    def attend(self, layer, q, out, scale):
+        self.taken.append((id(self), layer))
+
+
+def test_regions_come_in_turn_and_none_twice_before_all_others():
+    taken = []
+    a, b = Regions(taken), Regions(taken)
+    arm = attention.Arm("K1", None, [(a, 0), (a, 1), (b, 0), (b, 1)])
+    queries = np.zeros((16, 6, 32), np.float32)
+    for calls in (1, 2, 5):
+        attention._attend(arm, queries, queries[0], 1.0, calls)
+    ring = [(id(s), layer) for s, layer in arm.regions]
+    assert taken == [ring[i % 4] for i in range(8)]
+
+
+def test_a_clock_that_stands_still_fails_the_arm_by_name(snapshot, monkeypatch):
+    """Case F11: no rate is made of an interval of zero."""
+    spec = spec_for(snapshot, BUILT[:1])
+    real = attention._interleave
+
+    def interleave(*args):
+        with monkeypatch.context() as patch:
+            patch.setattr(clock, "now_ns", lambda: 5)
+            return real(*args)
+
+    monkeypatch.setattr(attention, "_interleave", interleave)
+    rows = attention.measure(spec, lambda name: None)
+    (failed,) = [r["text"] for r in rows if r["metric"] == "failed"]
+    assert failed.startswith("TimerResolution: attention of " + BUILT[0])
+    assert values(rows, "m1/unique_gb_per_s", BUILT[0]) == []
+
+
+def test_a_candidate_that_cannot_open_costs_its_own_rows(snapshot):
+    rows = child.run("kvtrial.measure.attention", spec_for(snapshot, ["nobody", BUILT[0]]), 1)
+    (failed,) = [r for r in rows if r["metric"] == "failed"]
+    assert failed["candidate"] == "nobody" and "UnknownCandidate" in failed["text"]
+    assert len(values(rows, "m1/attention_ms", BUILT[0])) == 4
+
+
+def test_snapshots_are_loaded_bitwise(snapshot):
+    rows = Snapshot.open(snapshot)
+    assert (rows.tokens, rows.next_id) == (TOKENS, 11)
+    fp32 = [n for n in BUILT if candidates()[n].profile.value == "fp32"]
+    for name in fp32:
+        with opened(name, SHAPE, tokens=TOKENS, page_tokens=16) as (_, (session,)):
+            fill(session, rows)
+            for layer in range(2):
+                k, v = session.read(layer, np.arange(TOKENS))
+                assert k.tobytes() == np.load(snapshot / "k.npy")[layer].tobytes()
+                assert v.tobytes() == np.load(snapshot / "v.npy")[layer].tobytes()
+
+
+def test_more_than_the_memory_is_refused_before_it_is_tried():
+    shape = {**SHAPE, "layers": 4000}
+    assert budget_bytes(SHAPE, 17, 3, 16) == 3 * 2 * (2 + 4) * 16 * 2 * 32 * 2 * 4
+    with (
+        pytest.raises(MemoryError, match="are available"),
+        opened(BUILT[0], shape, tokens=10**8, page_tokens=16),
+    ):
+        pass
+
+
+@pytest.mark.skipif(allocations.library() is None, reason="needs Linux and glibc")
+def test_no_candidate_allocates_in_a_step():
+    """Case I13, by the malloc hook: append and attend over a page's end."""
+    spec = {"shape": SHAPE, "candidates": BUILT, "threads": 1, "page_tokens": 16, "steps": 40}
+    rows = child.run("kvtrial.measure.allocation_pass", spec, 1, allocations.preload_environment())
+    assert not [r for r in rows if r["metric"] == "failed"]
+    for name in BUILT:
+        assert values(rows, "m2/allocations", name) == [0.0] * 40, name
+
+
+def test_without_the_hook_the_pass_says_so():
+    spec = {"shape": SHAPE, "candidates": BUILT[:1], "threads": 1, "page_tokens": 16, "steps": 2}
+    (row,) = child.run("kvtrial.measure.allocation_pass", spec, 1)
+    assert row["metric"] == "m2/allocations" and row["text"].startswith("not available")

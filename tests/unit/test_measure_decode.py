@@ -1,0 +1,294 @@
+"""Workload, M2, parity and direct write on a real model and real stores, small enough for a
+test.
+"""
+
+import copy
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtrial import build, events, models, protocol
+from kvtrial.candidates import candidates
+from kvtrial.contract import Capability
+from kvtrial.measure import block, clock, greedy
+from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
+from kvtrial.stages import direct_write, fp16_parity, m1, m2, workload
+
+ROOT = Path(__file__).resolve().parents[2]
+CELLS = [
+    {
+        "context": 48,
+        "sessions": 1,
+        "threads": 1,
+        "blocks": 2,
+        "role": "primary",
+        "profile": "default",
+    },
+    {
+        "context": 32,
+        "sessions": 2,
+        "threads": 1,
+        "blocks": 1,
+        "role": "extra",
+        "profile": "default",
+    },
+]
+# K0 lacks verbs, K2 stores FP16, K3 is there only with rustc; whoever comes first is the baseline.
+WANTED = ("K0", "A2", "K1", "K2", "K3")
+ARMS = [name for name in WANTED if candidates()[name].not_built is None]
+BASELINE = ARMS[0]
+FP32 = [name for name in ARMS if candidates()[name].profile.value == "fp32"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder as the stages before leave it; stages put their tables there."""
+    results = tmp_path_factory.mktemp("results")
+    gguf = models.fetch("tiny-llama", results / "models" / "tiny-llama.gguf")
+    registered = copy.deepcopy(protocol.load(ROOT / "config" / "protocol-smoke.yaml"))
+    registered["decision"] |= {"challengers": ARMS[-1:], "incumbents": ["K1"], "profiles": ["K2"]}
+    registered["parity"]["baseline"] = BASELINE
+    registered |= {"candidates": ARMS, "cells": CELLS, "decode_steps": 6}
+    registered["direct_write"] |= {"context": 32, "blocks": 2}
+    registered["cold"]["prefix_tokens"] = 48
+    registered["m1"] |= {"blocks": 1, "iterations": 3, "warmup_iterations": 1}
+    run_dir = results / "run"
+    (run_dir / "conformance").mkdir(parents=True)
+    for name in ARMS:
+        document = {"passed": True, "failed": [], "crash": ""}
+        (run_dir / "conformance" / f"{name}.json").write_text(json.dumps(document))
+    (run_dir / "protocol.json").write_text(json.dumps(registered))
+    manifest = {
+        "profile": "default",
+        "build": build.facts(),
+        "model": {"name": "tiny-llama", "sha256": models.sha256(gguf)},
+    }
+    (run_dir / "manifest.json").write_text(json.dumps(manifest))
+    assert workload.main(["--run-dir", str(run_dir), "--gguf", str(gguf)]) == 0
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def arguments(run):
+    return ["--run-dir", str(run), "--gguf", str(run.parent / "models" / "tiny-llama.gguf")]
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return models.load_model(run.parent / "models" / "tiny-llama.gguf")
+
+
+def table(run, stage):
+    return events.read_run(run).query("stage == @stage")
+
+
+def folders(run, context):
+    document = json.loads((run / "workload.json").read_text())
+    return [run.parent / folder for folder in document["snapshots"][str(context)]]
+
+
+# --------------------------------------------------------------------------------------------------
+# Workload
+
+
+def test_a_snapshot_is_the_prefill_and_goes_on_as_if_never_interrupted(run, model):
+    (folder,) = folders(run, 48)
+    tokens = json.loads((folder / "tokens.json").read_text())
+    ids = np.array(tokens["ids"], np.int64)
+    snapshot = Snapshot.open(folder)
+    shape = shape_of(model)
+    assert snapshot.k.shape == (shape["layers"], 48, shape["kv_heads"], shape["head_dim"])
+
+    def decode(session, token, steps=5):
+        decoder, found = model.decoder(threads=1, activations="fp32", batch=1), [token]
+        for _ in range(steps):
+            logits = decoder.step([session], np.array(found[-1:], np.int64))
+            found.append(int(logits[0].argmax()))
+        return found
+
+    with opened(BASELINE, shape, tokens=64, sessions=1, page_tokens=16) as (_, (session,)):
+        logits = model.prefill(session, ids)
+        assert int(logits.argmax()) == snapshot.next_id
+        uninterrupted = decode(session, snapshot.next_id)
+    with opened(BASELINE, shape, tokens=64, sessions=1, page_tokens=16) as (_, (session,)):
+        fill(session, snapshot)
+        assert decode(session, snapshot.next_id) == uninterrupted
+
+
+def test_sessions_have_texts_of_their_own_and_contexts_are_prefixes(run):
+    ids = {
+        (c, s): json.loads((f / "tokens.json").read_text())["ids"]
+        for c in (32, 48)
+        for s, f in enumerate(folders(run, c))
+    }
+    assert ids[32, 0] == ids[48, 0][:32]
+    assert ids[32, 0] != ids[32, 1]
+    short, long = (Snapshot.open(folders(run, c)[0]) for c in (32, 48))
+    assert np.array_equal(short.k, long.k[:, :32]) and np.array_equal(short.v, long.v[:, :32])
+
+
+def test_whole_snapshots_are_kept_and_a_damaged_one_is_made_again(run, arguments, tmp_path):
+    copied = tmp_path / "results"
+    shutil.copytree(run.parent, copied)
+    there = ["--run-dir", str(copied / "run"), "--gguf", arguments[3]]
+    sound, damaged = folders(copied / "run", 32)
+    before = {f: (f / "k.npy").stat().st_mtime_ns for f in (sound, damaged)}
+    content = (damaged / "k.npy").read_bytes()
+    (damaged / "k.npy").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert workload.main(there) == 0
+    assert (damaged / "k.npy").read_bytes() == content
+    assert (sound / "k.npy").stat().st_mtime_ns == before[sound]
+    assert not list(copied.glob("workloads/*/*/.*")), "something was left beside"
+
+
+# --------------------------------------------------------------------------------------------------
+# M2
+
+
+def test_m2_measures_every_arm_in_every_block(run, arguments, model):
+    assert m2.main(arguments) == 0
+    rows = table(run, "m2")
+    assert rows.query("metric in ['failed', 'not_run']").empty
+    assert len(rows.query("metric == 'attempt/complete'")) == 1
+    for cell in CELLS:
+        own = rows.query(f"context == {cell['context']} and sessions == {cell['sessions']}")
+        valid = own[own["trial"] == own.groupby("block")["trial"].transform("max")]
+        for name, number in itertools.product(ARMS, range(cell["blocks"])):
+            arm = valid[(valid["candidate"] == name) & (valid["block"] == number)]
+            metric = arm.groupby("metric")["value"]
+            assert list(arm.query("metric == 'm2/step_ms'")["index"]) == list(range(6))
+            assert (metric.get_group("m2/step_ms") > 0).all()
+            attention = metric.get_group("m2/attention_ms").to_numpy()
+            assert (attention > 0).all()
+            assert (attention < metric.get_group("m2/step_ms").to_numpy()).all()
+            assert list(metric.get_group("m2/tokens")) == [6 * cell["sessions"]]
+            assert len(metric.get_group("probe/spin_ms")) == 2
+            assert arm.query("metric == 'env/OMP_NUM_THREADS'")["text"].tolist() == ["1"]
+    first, second = (
+        rows.query("context == 48 and block == @b and metric == 'm2/tokens' and trial == 0")
+        .sort_values("place")["candidate"]
+        .tolist()
+        for b in (0, 1)
+    )
+    assert first == second[::-1] and sorted(first) == sorted(ARMS)
+    hashes = rows.query("metric == 'output_sha256' and context == 48")
+    assert (hashes.groupby("candidate")["text"].nunique() == 1).all()
+
+
+def test_bytes_are_counted_from_lengths(run, model):
+    rows = table(run, "m2").query("context == 48 and block == 0")
+    layers, steps, warmup = model.config.layers, 6, 1
+    for name in ARMS:
+        with opened(name, shape_of(model), tokens=64, page_tokens=16) as (store, _):
+            row_bytes = store.row_bytes
+        lengths = [48 + warmup + step + 1 for step in range(steps)]
+        expected = sum(layers * row_bytes * n for n in lengths) / steps
+        found = rows.query("candidate == @name and metric == 'm2/kv_bytes_per_token'")["value"]
+        assert list(set(found)) == [pytest.approx(expected)]
+
+
+def test_costs_are_there_where_the_candidate_has_the_verb(run):
+    rows = table(run, "m2").query("context == 48 and block == 0 and trial == 0")
+    for name in ARMS:
+        has = candidates()[name].capabilities
+        own = rows.query("candidate == @name")["metric"].value_counts()
+        assert own.get("m2/append_us", 0) == (
+            block.COST_REPETITIONS if Capability.ROLLBACK in has else 0
+        )
+        assert own.get("m2/branch_us", 0) == (
+            block.COST_REPETITIONS if Capability.BRANCH in has else 0
+        )
+
+
+def test_no_arm_allocates_in_a_step(run):
+    rows = table(run, "m2").query("metric == 'm2/allocations'")
+    assert set(rows["candidate"]) == set(ARMS)
+    counted = rows[rows["text"] == ""]
+    assert counted.query("value != 0").empty
+    assert len(counted) in (0, m2.ALLOCATION_STEPS * len(ARMS))
+
+
+def test_a_clock_that_stands_still_fails_the_arm(run, model, monkeypatch):
+    """Case F11, in the decode."""
+    monkeypatch.setattr(clock, "now_ns", lambda: 7)
+    monkeypatch.setattr(block.models, "load_model", lambda path: model)
+    spec = {
+        "gguf": "",
+        "candidates": ["K1"],
+        "snapshots": [str(f) for f in folders(run, 48)],
+        "threads": 1,
+        "page_tokens": 16,
+        "warmup_steps": 1,
+        "decode_steps": 2,
+        "probe": False,
+    }
+    (row,) = block.measure(spec, lambda name: None)
+    assert row["metric"] == "failed" and row["text"].startswith("TimerResolution: decode step 0")
+
+
+# --------------------------------------------------------------------------------------------------
+# M1, parity, direct write
+
+
+def test_m1_measures_the_cells_of_one_session(run, arguments):
+    assert m1.main(arguments) == 0
+    rows = table(run, "m1")
+    assert rows.query("metric in ['failed', 'not_run']").empty
+    times = rows.query("metric == 'm1/attention_ms'")
+    assert set(times["context"]) == {48} and set(times["sessions"]) == {1}
+    assert (times.groupby(["candidate", "trial"]).size() == 3).all()
+    assert set(times["candidate"]) == set(ARMS)
+
+
+def test_parity_of_the_baseline_with_itself_and_with_others(run, arguments):
+    assert fp16_parity.main(arguments) == 0
+    rows = table(run, "fp16_parity")
+    steps = protocol.load(run / "protocol.json")["parity"]["steps_per_prompt"]
+    prompts = sorted(set(rows.query("metric == 'parity/token'")["block"]))
+    assert prompts == list(range(len(prompts))) and len(prompts) >= 8
+    tokens = rows.query("metric == 'parity/token'")
+    assert len(tokens) == len(ARMS) * len(prompts) * steps
+    assert (rows.query("metric == 'parity/margin'")["value"] >= 0).all()
+    difference = rows.query("metric == 'parity/max_abs_logit_difference'")
+    assert BASELINE not in set(difference["candidate"])
+    largest = difference.groupby("candidate")["value"].max()
+    assert all(largest[name] < 0.01 for name in FP32[1:])  # the protocol's tolerances
+    assert largest[FP32[1:]].max() < largest["K2"] < 0.1
+    divergence = rows.query("metric == 'parity/kld'")["value"]
+    assert (divergence > -1e-9).all()
+
+
+def test_divergence_and_agreement_by_hand():
+    ours = np.log(np.array([0.25, 0.25, 0.5], np.float32)) + np.float32(3)
+    theirs = np.log(np.array([0.5, 0.25, 0.25], np.float32))
+    found = greedy.compare(ours, theirs)
+    assert found["parity/kld"] == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2), abs=1e-6)
+    assert found["parity/max_abs_logit_difference"] == pytest.approx(3 + math.log(2), abs=1e-6)
+    assert found["parity/top1_agrees"] == 0.0
+    assert greedy.compare(theirs, theirs) == {
+        "parity/kld": 0.0,
+        "parity/max_abs_logit_difference": 0.0,
+        "parity/top1_agrees": 1.0,
+    }
+
+
+def test_direct_write_is_taken_and_changes_no_byte(run, arguments, model):
+    assert direct_write.main(arguments) == 0
+    rows = table(run, "direct_write")
+    assert rows.query("metric == 'failed'").empty
+    assert (rows.query("metric == 'direct/identical'")["value"] == 1).all()
+    share = rows.query("metric == 'direct/reserved_share'").groupby("candidate")["value"].mean()
+    assert all(share[name] == 1.0 for name in FP32)
+    assert share["K2"] == 0.0  # FP16 elements: the engine falls back
+    config = model.config
+    per_token = config.layers * 2 * config.kv_heads * config.head_dim * 4
+    saved = rows.query("metric == 'direct/bytes_not_copied'").groupby("candidate")["value"].mean()
+    assert saved["K1"] == per_token and saved["K2"] == 0
+    steps = rows.query("metric == 'direct/step_ms' and candidate == 'K1'")
+    assert (steps.groupby(["block", "text"]).size() == 6).all()
+    assert set(steps["text"]) == {"append", "direct"}
