@@ -32,7 +32,7 @@ from kvtrial.hot import _rust
 
 def open_store(*, poison: bool = False, **changes: Any) -> Any:
     shape = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 59, "budget_bytes": 1 << 22}
-    return _rust.Store(StoreSpec(**(shape | changes)), poison=poison)
+    return _rust.Store(StoreSpec(**(shape | changes)), debug_poison=poison)
 
 
 def rows(store: Any, n: int, seed: int = 0) -> Any:

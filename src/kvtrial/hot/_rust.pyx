@@ -6,10 +6,17 @@ work space of a store serves one call at a time, and threads are the ones of the
 """
 
 cimport numpy as cnp
-from cpython.number cimport PyNumber_Index
 from cpython.pycapsule cimport PyCapsule_New
-from libc.math cimport isfinite
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from kvtrial.hot._door cimport (
+    block_rows,
+    bounds,
+    finite_scale,
+    floats,
+    int64_positions,
+    integer,
+)
 
 import numpy as np
 
@@ -226,7 +233,7 @@ cdef class Store:
     Parameters
     ----------
     spec : StoreSpec
-    poison : bool
+    debug_poison : bool
         Debug switch: rows without content are NaN, so that a use of one shows.
 
     Raises
@@ -243,7 +250,7 @@ cdef class Store:
     # The spec's shape as integers of the machine: `heads` and `first_head` are this store's share.
     cdef int64_t q_heads, heads, first_head, dim, stride, page_tokens, base, threads
 
-    def __init__(self, spec, *, bint poison=False):
+    def __init__(self, spec, *, bint debug_poison=False):
         cdef kvn_fault fault
         cdef _Memory memory = _Memory()
         self.spec = spec
@@ -255,9 +262,9 @@ cdef class Store:
         self.pages_total = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
         self.row_bytes = self.page_nbytes // self.page_tokens
         self.stride = self.row_bytes // (8 * self.heads)
+        # As the Cython pool names it: a page of K1 is a page of K3.
         self.page_format = (
-            f"fp32 head-major K(P,{self.stride}) V(P,{self.stride}), P {self.page_tokens}, "
-            f"{self.heads} heads, head_dim {self.dim}"
+            f"fp32/head-major/P{self.page_tokens}/H{self.heads}/D{self.dim}"
         )
         if self.pages_total < 1:
             raise PoolExhausted(
@@ -268,7 +275,7 @@ cdef class Store:
         self._reservation = self._ledger.reserve("K3", self.pages_total * self.page_nbytes)
         if kvn_open(
             spec.layers, self.heads, spec.group, self.dim, self.page_tokens, self.base,
-            self.pages_total, poison, &memory.handle, &fault,
+            self.pages_total, debug_poison, &memory.handle, &fault,
         ):
             self._ledger.release(self._reservation)
             raise _error(&fault)
@@ -335,83 +342,6 @@ cdef Session _session(Store store, kvn_handle handle, bint holes):
     return session
 
 
-# What a verb may be handed, as pointers. Nothing here allocates for arrays of the right kind.
-
-
-cdef int64_t _integer(object value, str name) except? -1:
-    try:
-        return PyNumber_Index(value)
-    except (TypeError, OverflowError):
-        raise InvalidArgument(f"{name} is {value!r}; give an integer of 64 bits") from None
-
-
-cdef float _scale(object value) except? -1:
-    cdef double scale
-    try:
-        scale = value
-    except TypeError:
-        raise InvalidArgument(f"scale is {value!r}; give a number") from None
-    if not isfinite(<float>scale):
-        raise InvalidArgument(f"scale is {value!r}; give a finite number")
-    return <float>scale
-
-
-cdef object _positions(object positions):
-    """int64 (n,), C-contiguous; sequences of integers are converted."""
-    if (
-        cnp.PyArray_Check(positions)
-        and cnp.PyArray_TYPE(positions) == cnp.NPY_INT64
-        and cnp.PyArray_NDIM(positions) == 1
-        and cnp.PyArray_ISCARRAY_RO(positions)
-    ):
-        return positions
-    try:
-        array = np.asarray(positions)
-    except (TypeError, ValueError, OverflowError):
-        array = np.zeros(1)
-    if array.size == 0 and array.ndim == 1:
-        return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidArgument(f"positions are {positions!r}; give integers of shape (n,)")
-    return np.ascontiguousarray(array, np.int64)
-
-
-cdef float *_floats(object array, str name, int ndim, int64_t n, int64_t heads, int64_t dim,
-                    bint writable) except NULL:
-    """The data of a float32 array of shape (n, heads, dim), or (heads, dim) where ndim is 2."""
-    cdef cnp.npy_intp *shape
-    cdef int lead = ndim - 2
-    if cnp.PyArray_Check(array) and cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT32:
-        if cnp.PyArray_NDIM(array) == ndim and cnp.PyArray_ISCARRAY_RO(array):
-            shape = cnp.PyArray_DIMS(array)
-            if (not lead or shape[0] == n) and shape[lead] == heads and shape[lead + 1] == dim:
-                if not writable or cnp.PyArray_ISWRITEABLE(array):
-                    return <float *>cnp.PyArray_DATA(array)
-    want = f"({n}, {heads}, {dim})" if lead else f"({heads}, {dim})"
-    got = (
-        f"{array.dtype} {array.shape}, strides {array.strides}, writable {array.flags.writeable}"
-        if isinstance(array, np.ndarray) else repr(type(array))
-    )
-    raise InvalidArgument(
-        f"{name} is {got}; give float32 {want}, C-contiguous and aligned"
-        + (", writable" if writable else "")
-    )
-
-
-cdef tuple _range(object value, str name, int64_t low, int64_t high):
-    """A [start, stop) given by the caller, or the whole where it is None."""
-    if value is None:
-        return low, high
-    try:
-        start, stop = value
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{name} is {value!r}; give (start, stop)") from None
-    start, stop = _integer(start, f"{name} start"), _integer(stop, f"{name} stop")
-    if not low <= start <= stop <= high:
-        raise OutOfRange(f"{name} is {value}; allowed: start <= stop inside [{low}, {high}]")
-    return start, stop
-
-
 cdef class Session:
     """One sequence of a `Store`; the verbs are described in `kvtrial.contract`."""
 
@@ -424,12 +354,12 @@ cdef class Session:
         """Store rows k, v (n, H_kv, D) at ascending positions (n,)."""
         cdef kvn_fault fault
         cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = _integer(layer, "layer")
-        where = _positions(positions)
+        cdef int64_t number = integer(layer, "layer")
+        where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0)
         cdef int64_t heads = self.store.heads, dim = self.store.dim
-        cdef float *k_rows = _floats(k, "k", 3, n, heads, dim, False)
-        cdef float *v_rows = _floats(v, "v", 3, n, heads, dim, False)
+        cdef float *k_rows = floats(k, "k", 3, n, heads, dim, False)
+        cdef float *v_rows = floats(v, "v", 3, n, heads, dim, False)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         if kvn_append(store, self.handle, number, at, n, k_rows, v_rows, &fault):
             raise _error(&fault)
@@ -438,8 +368,8 @@ cdef class Session:
         """Make holes of stored positions."""
         cdef kvn_fault fault
         cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = _integer(layer, "layer")
-        where = _positions(positions)
+        cdef int64_t number = integer(layer, "layer")
+        where = int64_positions(positions)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         if kvn_invalidate(store, self.handle, number, at, cnp.PyArray_DIM(where, 0), &fault):
             raise _error(&fault)
@@ -448,8 +378,8 @@ cdef class Session:
         """Writable K and V views (n, H_kv, D) inside the page, or None."""
         cdef kvn_fault fault
         cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = _integer(layer, "layer")
-        where = _positions(positions)
+        cdef int64_t number = integer(layer, "layer")
+        where = int64_positions(positions)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef int64_t n = cnp.PyArray_DIM(where, 0)
         cdef float *k = NULL
@@ -472,8 +402,8 @@ cdef class Session:
         """Make the reserved rows valid."""
         cdef kvn_fault fault
         cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = _integer(layer, "layer")
-        where = _positions(positions)
+        cdef int64_t number = integer(layer, "layer")
+        where = int64_positions(positions)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         if kvn_commit(store, self.handle, number, at, cnp.PyArray_DIM(where, 0), &fault):
             raise _error(&fault)
@@ -492,11 +422,11 @@ cdef class Session:
         """Attention of q (H_q, D) over the layer's valid rows, into out (H_q, D)."""
         cdef kvn_fault fault
         cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = _integer(layer, "layer")
+        cdef int64_t number = integer(layer, "layer")
         cdef int64_t heads = self.store.q_heads, dim = self.store.dim
-        cdef float *q_rows = _floats(q, "q", 2, 0, heads, dim, False)
-        cdef float *out_rows = _floats(out, "out", 2, 0, heads, dim, True)
-        cdef kvn_call call = self._call(q_rows, _scale(scale))
+        cdef float *q_rows = floats(q, "q", 2, 0, heads, dim, False)
+        cdef float *out_rows = floats(out, "out", 2, 0, heads, dim, True)
+        cdef kvn_call call = self._call(q_rows, finite_scale(scale))
         if kvn_attend(store, self.handle, number, call, out_rows, &fault):
             raise _error(&fault)
 
@@ -504,12 +434,12 @@ cdef class Session:
         """Causal attention of q (n, H_q, D), the newest n positions, into out."""
         cdef kvn_fault fault
         cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = _integer(layer, "layer")
+        cdef int64_t number = integer(layer, "layer")
         cdef int64_t heads = self.store.q_heads, dim = self.store.dim
-        cdef int64_t n = cnp.PyArray_DIM(q, 0) if cnp.PyArray_Check(q) and q.ndim == 3 else 0
-        cdef float *q_rows = _floats(q, "q", 3, n, heads, dim, False)
-        cdef float *out_rows = _floats(out, "out", 3, n, heads, dim, True)
-        cdef kvn_call call = self._call(q_rows, _scale(scale))
+        cdef int64_t n = block_rows(q)
+        cdef float *q_rows = floats(q, "q", 3, n, heads, dim, False)
+        cdef float *out_rows = floats(out, "out", 3, n, heads, dim, True)
+        cdef kvn_call call = self._call(q_rows, finite_scale(scale))
         if kvn_attend_block(store, self.handle, number, call, n, out_rows, &fault):
             raise _error(&fault)
 
@@ -520,14 +450,14 @@ cdef class Session:
         """
         cdef kvn_fault fault
         cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = _integer(layer, "layer")
+        cdef int64_t number = integer(layer, "layer")
         cdef int64_t heads = self.store.q_heads, dim = self.store.dim
-        cdef float *q_rows = _floats(q, "q", 2, 0, heads, dim, False)
-        cdef kvn_call call = self._call(q_rows, _scale(scale))
+        cdef float *q_rows = floats(q, "q", 2, 0, heads, dim, False)
+        cdef kvn_call call = self._call(q_rows, finite_scale(scale))
         cdef int64_t first, last, start, stop
         own_first, own_last = self.store.spec.heads
-        first, last = _range(kv_heads, "kv_heads", own_first, own_last)
-        start, stop = _range(positions, "positions", 0, 2**62)
+        first, last = bounds(kv_heads, "kv_heads", own_first, own_last)
+        start, stop = bounds(positions, "positions", 0, 2**62)
         part = Partial(
             np.full(heads, -np.inf, np.float32),
             np.zeros(heads, np.float32),
@@ -545,8 +475,8 @@ cdef class Session:
         """Copies of valid rows as float32 (n, H_kv, D)."""
         cdef kvn_fault fault
         cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = _integer(layer, "layer")
-        where = _positions(positions)
+        cdef int64_t number = integer(layer, "layer")
+        where = int64_positions(positions)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef int64_t n = cnp.PyArray_DIM(where, 0)
         shape = (n, self.store.heads, self.store.dim)
@@ -563,7 +493,7 @@ cdef class Session:
         cdef kvn_fault fault
         cdef int64_t length
         cdef kvn_store *store = self.store.open_handle()
-        if kvn_length(store, self.handle, _integer(layer, "layer"), &length, &fault):
+        if kvn_length(store, self.handle, integer(layer, "layer"), &length, &fault):
             raise _error(&fault)
         return length
 
@@ -599,14 +529,14 @@ cdef class Session:
     def commit_prefix(self, k):
         """Move the first k positions since the branch began into the parent; close the branch."""
         cdef kvn_fault fault
-        cdef int64_t count = _integer(k, "k")
+        cdef int64_t count = integer(k, "k")
         if kvn_commit_prefix(self.store.open_handle(), self.handle, count, &fault):
             raise _error(&fault)
 
     def rollback_tail(self, n):
         """Drop the last n positions."""
         cdef kvn_fault fault
-        cdef int64_t count = _integer(n, "n")
+        cdef int64_t count = integer(n, "n")
         if kvn_rollback_tail(self.store.open_handle(), self.handle, count, &fault):
             raise _error(&fault)
 
@@ -629,7 +559,7 @@ cdef class Session:
         cdef kvn_fault fault
         cdef const float *page
         cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = _integer(layer, "layer"), page_index = _integer(index, "index")
+        cdef int64_t number = integer(layer, "layer"), page_index = integer(index, "index")
         if kvn_page(store, self.handle, number, page_index, &page, &fault):
             raise _error(&fault)
         return self._page_view(<void *>page, False)
