@@ -29,7 +29,7 @@ def _not_built() -> str | None:
 def _open_k3(spec: StoreSpec) -> KVStore:
     import kvtrial.hot._rust as _rust
 
-    return _rust.Store(spec, poison=poison_wanted())
+    return _rust.Store(spec, debug_poison=poison_wanted())
 
 
 def _open_k4(spec: StoreSpec) -> KVStore:
