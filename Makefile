@@ -25,13 +25,13 @@ setup:  ## .venv with the pinned dependencies and the compiled kernels; quick wh
 	@"$(PYTHON)" scripts/setup.py
 
 verdict: setup  ## the answer: which KV cache this machine should run
-	@$(SNAKEMAKE) verdict $(CHOSEN) $(ARGS)
+	@$(SNAKEMAKE) show $(CHOSEN) $(ARGS)
 
 smoke: setup  ## every stage on a tiny model, under two minutes
-	@$(SNAKEMAKE) --profile profiles/smoke verdict report $(ARGS)
+	@$(SNAKEMAKE) --profile profiles/smoke report show $(ARGS)
 
 full: setup  ## the verdict, with four sessions and all cores as well
-	@$(SNAKEMAKE) verdict report --config profile=full $(if $(MODEL),model="$(MODEL)") $(ARGS)
+	@$(SNAKEMAKE) report show --config profile=full $(if $(MODEL),model="$(MODEL)") $(ARGS)
 
 build: setup  ## compile the kernels where they are older than their sources
 	@$(SNAKEMAKE) build $(ARGS)

@@ -60,7 +60,8 @@ def test_a_killed_run_goes_on_by_the_same_command(snakemake, tmp_path):
 
     again = snakemake(*SMOKE)
     assert "Nothing to be done" in again.stdout
-    assert f"hot store: {verdict['hot']['adopted'] or 'undecided'}" in again.stdout
+    shown = snakemake(*SMOKE, "show")
+    assert f"hot store: {verdict['hot']['adopted'] or 'undecided'}" in shown.stdout
 
 
 @pytest.mark.slow

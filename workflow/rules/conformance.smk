@@ -11,10 +11,11 @@ rule conformance:
         RUN.log("conformance"),
     conda:
         "../../environment.yml"
-    threads: 1
+    threads: workflow.cores
     params:
         run_dir=RUN.dir,
     message:
         "conformance: the suite over every candidate"
     shell:
-        "python -m kvtrial.stages.conformance --run-dir {params.run_dir:q} 2>&1 | tee {log:q}"
+        "python -m kvtrial.stages.conformance --run-dir {params.run_dir:q} --jobs {threads}"
+        " 2>&1 | tee {log:q}"

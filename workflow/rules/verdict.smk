@@ -19,3 +19,20 @@ rule verdict:
         "verdict: the rule over all events"
     shell:
         "python -m kvtrial.stages.verdict --run-dir {params.run_dir:q} 2>&1 | tee {log:q}"
+
+
+rule show:
+    """Print the verdict, whether it was there or not: this rule has no output, so it always runs."""
+    input:
+        verdict=RUN.verdict,
+    log:
+        RUN.log("show"),
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        run_id=RUN.run_id,
+    message:
+        "show: {params.run_id}"
+    shell:
+        "python -m kvtrial verdict {params.run_id:q} 2> {log:q}"

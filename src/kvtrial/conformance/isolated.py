@@ -93,7 +93,13 @@ def run_isolated(
     command = [sys.executable, "-m", "kvtrial.conformance", name, str(out), "--page-tokens", pages]
     command += ["--tests", *tests] if tests else []
     try:
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=timeout_s)
+        done = subprocess.run(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=timeout_s,
+        )
     except subprocess.TimeoutExpired:
         crash = f"not finished after {timeout_s:g} s"
     else:
