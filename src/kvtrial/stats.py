@@ -7,25 +7,29 @@ them for show, since a bootstrap of 6 to 12 blocks covers too little.
 
 from __future__ import annotations
 
+import functools
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats as scipy_stats
+from scipy import special
 
 
-class InsufficientData(ValueError):
+class Unusable(ValueError):
+    """Numbers from which no interval can be made; the kinds below say why."""
+
+
+class InsufficientData(Unusable):
     """Too few blocks for an interval."""
 
 
-class PairingError(ValueError):
+class PairingError(Unusable):
     """The two arms were not measured in the same blocks."""
 
 
-class NonFinite(ValueError):
+class NonFinite(Unusable):
     """A measurement is NaN, infinite, zero or negative where only a positive number has meaning."""
 
 
@@ -84,7 +88,8 @@ def paired_log_ratios(
     return np.array([math.log(numerator[b]) - math.log(denominator[b]) for b in blocks])
 
 
-def _checked(log_ratios: npt.ArrayLike, min_blocks: int) -> npt.NDArray[np.float64]:
+def check(log_ratios: npt.ArrayLike, min_blocks: int) -> npt.NDArray[np.float64]:
+    """Log ratios (n,) as an array, once it is known that an interval can be made of them."""
     values = np.asarray(log_ratios, np.float64)
     if values.ndim != 1 or values.size < max(2, min_blocks):
         raise InsufficientData(f"{values.size} blocks; at least {max(2, min_blocks)} are needed")
@@ -93,23 +98,72 @@ def _checked(log_ratios: npt.ArrayLike, min_blocks: int) -> npt.NDArray[np.float
     return values
 
 
-def _constant(values: npt.NDArray[np.float64]) -> bool:
-    """Equal up to the rounding of the logarithms themselves."""
-    return bool(np.ptp(values) <= 1e-12 * max(1.0, float(np.abs(values).max())))
+def t_bounds(
+    logs: npt.NDArray[np.float64], confidence: float
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean and two-sided t bounds over the last axis.
+
+    Parameters
+    ----------
+    logs : ndarray of float64, shape (..., n)
+        Log ratios by block, n >= 2, all finite.
+    confidence : float
+        0.95 for a 95% interval.
+
+    Returns
+    -------
+    mean, low, high : ndarray of float64, shape (...)
+        Logs. Values that are equal up to the rounding of the logarithms give [mean, mean].
+    """
+    n = logs.shape[-1]
+    mean = logs.mean(axis=-1)
+    constant = np.ptp(logs, axis=-1) <= 1e-12 * np.maximum(1.0, np.abs(logs).max(axis=-1))
+    half = _t_quantile(n - 1, confidence) * logs.std(axis=-1, ddof=1) / math.sqrt(n)
+    half = np.where(constant, 0.0, half)
+    return mean, mean - half, mean + half
+
+
+@functools.cache
+def _t_quantile(freedom: int, confidence: float) -> float:
+    return float(special.stdtrit(freedom, 0.5 + confidence / 2))
 
 
 def t_interval(
     log_ratios: npt.ArrayLike, confidence: float = 0.95, min_blocks: int = 2
 ) -> Interval:
     """Two-sided t interval of the mean log ratio, as ratios. Constant input gives [x, x]."""
-    values = _checked(log_ratios, min_blocks)
-    mean = float(values.mean())
-    if _constant(values):
-        half = 0.0
-    else:
-        spread = float(values.std(ddof=1)) / math.sqrt(values.size)
-        half = float(scipy_stats.t.ppf(0.5 + confidence / 2, values.size - 1)) * spread
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), values.size)
+    values = check(log_ratios, min_blocks)
+    mean, low, high = (float(bound) for bound in t_bounds(values, confidence))
+    return Interval(math.exp(mean), math.exp(low), math.exp(high), values.size)
+
+
+def drift_p(log_ratios: npt.ArrayLike, blocks: Sequence[int]) -> float | None:
+    """Two-sided p of a slope over block order (t test of linear regression).
+
+    Says whether the paired difference itself wandered during the run; reported, never used to void.
+    None with fewer than 3 blocks or constant ratios, where a slope has no test.
+    """
+    values = check(log_ratios, 2)
+    _, low, high = t_bounds(values, 0.95)
+    if values.size < 3 or low == high:
+        return None
+    r = float(np.corrcoef(np.asarray(blocks, np.float64), values)[0, 1])
+    freedom = values.size - 2
+    if abs(r) >= 1.0:
+        return 0.0
+    return float(2 * special.stdtr(freedom, -abs(r) * math.sqrt(freedom / (1 - r * r))))
+
+
+#: bootstrap methods that `bootstrap_interval` knows
+BOOTSTRAPS = ("percentile", "BCa", "studentised")
+
+
+@functools.lru_cache(maxsize=8)
+def _resamples(n: int, resamples: int, seed: int) -> npt.NDArray[np.int64]:
+    """Indices (resamples, n), drawn as `scipy.stats.bootstrap` draws them."""
+    drawn = np.random.default_rng(seed).integers(0, n, (resamples, n))
+    drawn.setflags(write=False)
+    return drawn
 
 
 def bootstrap_interval(
@@ -120,21 +174,61 @@ def bootstrap_interval(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Bootstrap over blocks, for show beside the t interval. ``method``: "percentile" or "BCa"."""
-    values = _checked(log_ratios, 2)
-    mean = float(values.mean())
-    if _constant(values):
-        return Interval(math.exp(mean), math.exp(mean), math.exp(mean), values.size)
-    with warnings.catch_warnings():
-        # BCa of three or four blocks can degenerate; the NaN bounds are then shown as missing.
-        warnings.simplefilter("ignore", scipy_stats.DegenerateDataWarning)
-        result = scipy_stats.bootstrap(
-            (values,),
-            np.mean,
-            method=method,
-            confidence_level=confidence,
-            n_resamples=resamples,
-            rng=np.random.default_rng(seed),
-        )
-    low, high = result.confidence_interval
+    """Bootstrap over blocks, for show beside the t interval.
+
+    ``method`` is one of `BOOTSTRAPS`; "studentised" is the bootstrap-t of Efron and Tibshirani, An
+    Introduction to the Bootstrap, section 12.5. A bound is NaN where the method has none (BCa of
+    blocks whose resampled means all lie on one side, a studentised resample of equal blocks so
+    frequent that it is the quantile).
+    """
+    if method not in BOOTSTRAPS:
+        raise ValueError(f"bootstrap method {method!r}; one of {', '.join(BOOTSTRAPS)} is known")
+    values = check(log_ratios, 2)
+    mean, low, high = (float(bound) for bound in t_bounds(values, confidence))
+    if low < high:
+        drawn = values[_resamples(values.size, resamples, seed)]
+        means = drawn.mean(axis=1)
+        tails = np.array([0.5 - confidence / 2, 0.5 + confidence / 2])
+        if method == "studentised":
+            low, high = _studentised(values, drawn, means, tails)
+        else:
+            if method == "BCa":
+                tails = _bca_tails(values, means, tails)
+            low, high = np.quantile(means, tails) if np.isfinite(tails).all() else (np.nan, np.nan)
     return Interval(math.exp(mean), math.exp(low), math.exp(high), values.size)
+
+
+def _studentised(
+    values: npt.NDArray[np.float64],
+    drawn: npt.NDArray[np.float64],
+    means: npt.NDArray[np.float64],
+    tails: npt.NDArray[np.float64],
+) -> tuple[float, float]:
+    # Resamples of one block alone have no spread: their t is infinite, which puts them in the tails.
+    errors = drawn.std(axis=1, ddof=1)
+    shift = means - values.mean()
+    spread = errors > 1e-12 * np.abs(values).max()
+    t = np.divide(shift, errors, out=np.copysign(np.full_like(shift, np.inf), shift), where=spread)
+    # The order statistics themselves: between an infinite t and its neighbour nothing interpolates.
+    upper, lower = np.quantile(t, tails[::-1], method="nearest")
+    spread_of_all = float(values.std(ddof=1))
+    bounds = values.mean() - spread_of_all * np.array([upper, lower])
+    low, high = np.where(np.isfinite(bounds), bounds, np.nan)
+    return float(low), float(high)
+
+
+def _bca_tails(
+    values: npt.NDArray[np.float64],
+    means: npt.NDArray[np.float64],
+    tails: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """The shares of the resampled means that bound the bias-corrected and accelerated interval."""
+    below = ((means < values.mean()).mean() + (means <= values.mean()).mean()) / 2
+    if not 0 < below < 1:
+        return np.full_like(tails, np.nan)
+    bias = special.ndtri(below)
+    left_out = (values.sum() - values) / (values.size - 1)  # jackknife means
+    apart = left_out.mean() - left_out
+    acceleration = (apart**3).sum() / (6 * (apart**2).sum() ** 1.5)
+    z = bias + special.ndtri(tails)
+    return special.ndtr(bias + z / (1 - acceleration * z))

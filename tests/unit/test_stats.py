@@ -56,6 +56,57 @@ def test_bootstrap_equals_scipys(method: str) -> None:
     assert (math.log(got.low), math.log(got.high)) == pytest.approx((theirs.low, theirs.high))
 
 
+def test_studentised_bootstrap_by_its_definition() -> None:
+    # Drawn and studentised one resample at a time; the order statistics are scipy's own draws.
+    logs = np.random.default_rng(5).normal(0.1, 0.03, 10)
+    rng = np.random.default_rng(7)
+    t = []
+    for indices in rng.integers(0, 10, (10_000, 10)):
+        drawn = logs[indices]
+        t.append((drawn.mean() - logs.mean()) / scipy_stats.sem(drawn))
+    low_t, high_t = np.quantile(t, [0.025, 0.975])
+    got = stats.bootstrap_interval(logs, method="studentised", seed=7)
+    assert math.log(got.low) == pytest.approx(
+        logs.mean() - high_t * scipy_stats.sem(logs), abs=1e-4
+    )
+    assert math.log(got.high) == pytest.approx(
+        logs.mean() - low_t * scipy_stats.sem(logs), abs=1e-4
+    )
+    percentile = stats.bootstrap_interval(logs, method="percentile", seed=7)
+    assert got.low < percentile.low < percentile.high < got.high
+
+
+def test_a_bootstrap_without_a_bound_is_nan_not_a_number_made_up() -> None:
+    # A resample of three blocks is one block over and over in one of nine: more than both tails.
+    got = stats.bootstrap_interval([0.1, 0.2, 0.3], method="studentised")
+    assert math.isnan(got.low)
+    assert math.isnan(got.high)
+
+
+def test_an_unknown_bootstrap_is_named() -> None:
+    with pytest.raises(ValueError, match="'normal'; one of percentile, BCa, studentised"):
+        stats.bootstrap_interval([0.1, 0.2, 0.3], method="normal")
+
+
+@pytest.mark.parametrize("n", [3, 6, 12])
+def test_drift_is_the_slope_test_of_a_regression(n: int) -> None:
+    logs = np.random.default_rng(6).normal(0, 0.03, n)
+    blocks = [b + (b > 1) for b in range(n)]  # block 2 is missing
+    theirs = scipy_stats.linregress(blocks, logs).pvalue
+    assert stats.drift_p(logs, blocks) == pytest.approx(theirs, rel=1e-9)
+    assert stats.drift_p(blocks, blocks) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_bounds_over_many_tables_are_those_of_each() -> None:
+    logs = np.random.default_rng(8).normal(0, 0.03, (5, 4, 6))
+    logs[2, 1] = 0.07  # constant
+    bounds = np.stack(stats.t_bounds(logs, 0.95), axis=-1)
+    for place in np.ndindex(5, 4):
+        one = stats.t_interval(logs[place])
+        assert np.exp(bounds[place]) == pytest.approx([one.ratio, one.low, one.high], rel=1e-14)
+    assert bounds[2, 1] == pytest.approx([0.07, 0.07, 0.07], rel=1e-15)
+
+
 def test_constant_ratios_give_a_point_not_nan() -> None:
     logs = [math.log(1.2)] * 6
     for got in (stats.t_interval(logs), stats.bootstrap_interval(logs)):

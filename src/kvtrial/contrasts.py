@@ -1,0 +1,171 @@
+"""What was measured, by block, and how two arms compare: the numbers a verdict is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from kvtrial import gates, stats
+from kvtrial import protocol as registered
+
+
+def digits(value: float | None) -> float | None:
+    """To 12 significant digits; None for what is not a finite number."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.12g}")
+
+
+def cell_key(cell: dict[str, Any]) -> dict[str, Any]:
+    """The columns that name a cell in a row of the verdict."""
+    return {k: cell[k] for k in ("context", "sessions", "threads", "role")}
+
+
+class Measured:
+    """tokens/s and latencies by (cell, candidate, block), from rows of valid blocks."""
+
+    def __init__(self, rows: pd.DataFrame, protocol: dict[str, Any], profile: str) -> None:
+        self.cells = registered.cells(protocol, profile)
+        self._decision = protocol["decision"]
+        self._steps = self._by_cell(rows[rows["metric"] == "m2/step_ms"])
+        self._attention = self._by_cell(rows[rows["metric"] == "m1/attention_ms"])
+        sessions = {gates.cell_name(cell): cell["sessions"] for cell in self.cells}
+        self._rates = {
+            (cell, name): {block: _rate(steps, sessions[cell]) for block, steps in blocks.items()}
+            for (cell, name), blocks in self._steps.items()
+        }
+
+    def _by_cell(
+        self, rows: pd.DataFrame
+    ) -> dict[tuple[str, str], dict[int, npt.NDArray[np.float64]]]:
+        """(cell name, candidate) → block → values."""
+        found: dict[tuple[str, str], dict[int, npt.NDArray[np.float64]]] = {}
+        keys = ["context", "sessions", "threads", "candidate", "block"]
+        for (context, sessions, threads, name, block), own in rows.groupby(keys)["value"]:
+            for cell in self.cells:
+                threads_fit = (
+                    threads > 1 if cell["threads"] == "all" else threads == cell["threads"]
+                )
+                if threads_fit and (context, sessions) == (cell["context"], cell["sessions"]):
+                    key = (gates.cell_name(cell), name)
+                    found.setdefault(key, {})[int(block)] = own.to_numpy(np.float64)
+        return found
+
+    def tokens_per_s(self, cell: dict[str, Any], name: str) -> dict[int, float]:
+        """Block → tokens/s, total over total; NaN where a step time means nothing."""
+        return self._rates.get((gates.cell_name(cell), name), {})
+
+    def attention_ms(self, cell: dict[str, Any], name: str) -> dict[int, float]:
+        """Block → median milliseconds of one attention region."""
+        blocks = self._attention.get((gates.cell_name(cell), name), {})
+        return {block: float(np.median(values)) for block, values in blocks.items()}
+
+    def log_ratios(
+        self, cell: dict[str, Any], challenger: str, incumbents: Sequence[str]
+    ) -> npt.NDArray[np.float64]:
+        """log(challenger / incumbent) of tokens/s, shape (incumbents, blocks).
+
+        Raises
+        ------
+        InsufficientData, PairingError, NonFinite
+            As `kvtrial.stats.paired_log_ratios`; the message names the incumbent and the context.
+        """
+        rows = []
+        for incumbent in incumbents:
+            try:
+                logs = paired_logs(
+                    self.tokens_per_s(cell, challenger), self.tokens_per_s(cell, incumbent)
+                )
+                stats.check(logs, self._decision["min_blocks"])
+            except stats.Unusable as problem:
+                raise type(problem)(
+                    f"against {incumbent} at {cell['context']}: {problem}"
+                ) from problem
+            rows.append(logs)
+        return np.stack(rows)
+
+    def arm(self, cell: dict[str, Any], name: str) -> dict[str, Any] | None:
+        """One arm in one cell, described; intervals are over blocks."""
+        blocks = self._steps.get((gates.cell_name(cell), name))
+        if blocks is None:
+            return None
+        rates = list(self.tokens_per_s(cell, name).values())
+        row: dict[str, Any] = {
+            **cell_key(cell),
+            "candidate": name,
+            "n_blocks": len(rates),
+            "tokens_per_s": digits(float(np.exp(np.mean(np.log(rates))))),
+        }
+        for label, share in (("p50", 0.50), ("p95", 0.95)):
+            quantiles = np.array([np.quantile(steps, share) for steps in blocks.values()])
+            row[f"step_ms_{label}"], row[f"step_ms_{label}_ci95"] = self._over_blocks(quantiles)
+        return row
+
+    def _over_blocks(
+        self, values: npt.NDArray[np.float64]
+    ) -> tuple[float | None, list[float | None] | None]:
+        """Geometric mean of positive numbers, one a block, and its t interval."""
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            return None, None
+        logs = np.log(values)
+        center = digits(float(np.exp(logs.mean())))
+        if len(logs) < self._decision["min_blocks"]:
+            return center, None
+        interval = stats.t_interval(logs, self._decision["confidence"])
+        return center, [digits(interval.low), digits(interval.high)]
+
+
+def _rate(steps: npt.NDArray[np.float64], sessions: int) -> float:
+    try:
+        return stats.tokens_per_s(steps, sessions)
+    except stats.NonFinite:
+        return math.nan
+
+
+def paired_logs(top: dict[int, float], bottom: dict[int, float]) -> npt.NDArray[np.float64]:
+    """log(top / bottom) by block; `InsufficientData` where an arm has no valid block."""
+    if not top or not bottom:
+        raise stats.InsufficientData("no valid blocks")
+    return stats.paired_log_ratios(top, bottom)
+
+
+def contrast(
+    top: dict[int, float], bottom: dict[int, float], protocol: dict[str, Any]
+) -> dict[str, Any]:
+    """ratio top / bottom with its intervals, or the reason why there is none.
+
+    ``ci95`` decides. The three bootstraps are for show; ``drift_p`` tests the paired difference for
+    a slope over block order, and voids nothing.
+    """
+    rule = protocol["decision"]
+    try:
+        logs = paired_logs(top, bottom)
+        interval = stats.t_interval(logs, rule["confidence"], rule["min_blocks"])
+    except stats.Unusable as problem:
+        return {"ratio": None, "ci95": None, "n_blocks": 0, "problem": str(problem)}
+    shown = {}
+    for key, method in (
+        ("bootstrap95", "percentile"),
+        ("bootstrap_bca95", "BCa"),
+        ("bootstrap_t95", "studentised"),
+    ):
+        bounds = stats.bootstrap_interval(
+            logs,
+            method=method,
+            confidence=rule["confidence"],
+            resamples=rule["bootstrap_resamples"],
+            seed=rule["bootstrap_seed"],
+        )
+        shown[key] = [digits(bounds.low), digits(bounds.high)]
+    return {
+        "ratio": digits(interval.ratio),
+        "ci95": [digits(interval.low), digits(interval.high)],
+        **shown,
+        "drift_p": digits(stats.drift_p(logs, sorted(top))),
+        "n_blocks": interval.n,
+    }
