@@ -19,13 +19,15 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from kvtrial import gates, parity, stats
+from kvtrial import characteristics, gates, parity, rule, stats
 from kvtrial import protocol as registered
+from kvtrial.contrasts import Measured, cell_key, contrast, digits
 
 ADOPT, KEEP, INCONCLUSIVE = "ADOPT", "KEEP", "INCONCLUSIVE"
 
@@ -53,13 +55,6 @@ class Verdict:
     def to_json(self) -> str:
         """Canonical text of verdict.json: ratios to 12 digits, no times of day, no paths."""
         return json.dumps(self.data, indent=2, sort_keys=True, allow_nan=False) + "\n"
-
-
-def digits(value: float | None) -> float | None:
-    """To 12 significant digits; None for what is not a finite number."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.12g}")
 
 
 def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
@@ -90,7 +85,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
     facts = _run_facts(events)
     chosen, attempts = _first_complete_attempts(events)
     trials = gates.judge(chosen, protocol)
-    measured = _Measured(trials.valid_rows, protocol, facts["profile"])
+    measured = Measured(trials.valid_rows, protocol, facts["profile"])
     parity_result = parity.judge(chosen, protocol)
     eligibility = _eligibility(chosen, protocol, parity_result)
     hot = _decide_hot(measured, trials, eligibility, protocol)
@@ -103,6 +98,13 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "machine": facts["machine"],
         "build_id": facts["build_id"],
         "hot": hot,
+        "characteristics": characteristics.of_run(
+            measured,
+            trials,
+            rule.tested(protocol["decision"]["challengers"], eligibility),
+            _comparators(eligibility, protocol),
+            protocol,
+        ),
         "parity": parity_result,
         "eligibility": eligibility,
         "attempts": attempts,
@@ -189,94 +191,9 @@ def _only_lacks(reasons: list[str]) -> bool:
     return all(r.startswith("lacks: ") for r in reasons)
 
 
-# --------------------------------------------------------------------------------------------------
-# Measurements by block
-
-
-class _Measured:
-    """tokens/s and latencies by (cell, candidate, block), from rows of valid blocks."""
-
-    def __init__(self, rows: pd.DataFrame, protocol: dict[str, Any], profile: str) -> None:
-        self.cells = registered.cells(protocol, profile)
-        self._steps = self._by_cell(rows[rows["metric"] == "m2/step_ms"])
-        self._attention = self._by_cell(rows[rows["metric"] == "m1/attention_ms"])
-
-    def _by_cell(self, rows: pd.DataFrame) -> dict[tuple[str, str], dict[int, pd.Series]]:
-        """(cell name, candidate) → block → values."""
-        found: dict[tuple[str, str], dict[int, pd.Series]] = {}
-        keys = ["context", "sessions", "threads", "candidate", "block"]
-        for (context, sessions, threads, name, block), own in rows.groupby(keys)["value"]:
-            for cell in self.cells:
-                threads_fit = (
-                    threads > 1 if cell["threads"] == "all" else threads == cell["threads"]
-                )
-                if threads_fit and (context, sessions) == (cell["context"], cell["sessions"]):
-                    key = (gates.cell_name(cell), name)
-                    found.setdefault(key, {})[int(block)] = own
-        return found
-
-    def tokens_per_s(self, cell: dict[str, Any], name: str) -> dict[int, float]:
-        """Block → tokens/s, total over total; NaN where a step time means nothing."""
-        rates = {}
-        for block, steps in self._steps.get((gates.cell_name(cell), name), {}).items():
-            try:
-                rates[block] = stats.tokens_per_s(steps.to_numpy(), cell["sessions"])
-            except stats.NonFinite:
-                rates[block] = math.nan
-        return rates
-
-    def attention_ms(self, cell: dict[str, Any], name: str) -> dict[int, float]:
-        """Block → median milliseconds of one attention region."""
-        blocks = self._attention.get((gates.cell_name(cell), name), {})
-        return {block: float(values.median()) for block, values in blocks.items()}
-
-    def arm(self, cell: dict[str, Any], name: str) -> dict[str, Any] | None:
-        """One arm in one cell, described."""
-        blocks = self._steps.get((gates.cell_name(cell), name))
-        if blocks is None:
-            return None
-        rates = list(self.tokens_per_s(cell, name).values())
-        return {
-            **_cell_key(cell),
-            "candidate": name,
-            "n_blocks": len(rates),
-            "tokens_per_s": digits(float(np.exp(np.mean(np.log(rates))))),
-            "step_ms_p50": digits(float(np.mean([v.quantile(0.50) for v in blocks.values()]))),
-            "step_ms_p95": digits(float(np.mean([v.quantile(0.95) for v in blocks.values()]))),
-        }
-
-
-def _cell_key(cell: dict[str, Any]) -> dict[str, Any]:
-    return {k: cell[k] for k in ("context", "sessions", "threads", "role")}
-
-
-def _contrast(
-    top: dict[int, float],
-    bottom: dict[int, float],
-    protocol: dict[str, Any],
-) -> dict[str, Any]:
-    """ratio top / bottom with its intervals, or the reason why there is none."""
-    rule = protocol["decision"]
-    try:
-        if not top or not bottom:
-            raise stats.InsufficientData("no valid blocks")
-        logs = stats.paired_log_ratios(top, bottom)
-        interval = stats.t_interval(logs, rule["confidence"], rule["min_blocks"])
-        shown = stats.bootstrap_interval(
-            logs,
-            method="percentile",
-            confidence=rule["confidence"],
-            resamples=rule["bootstrap_resamples"],
-            seed=rule["bootstrap_seed"],
-        )
-    except (stats.InsufficientData, stats.PairingError, stats.NonFinite) as problem:
-        return {"ratio": None, "ci95": None, "n_blocks": 0, "problem": str(problem)}
-    return {
-        "ratio": digits(interval.ratio),
-        "ci95": [digits(interval.low), digits(interval.high)],
-        "bootstrap95": [digits(shown.low), digits(shown.high)],
-        "n_blocks": interval.n,
-    }
+def _comparators(eligibility: dict[str, list[str]], protocol: dict[str, Any]) -> list[str]:
+    """The Cython FP32 arms that a challenger has to beat."""
+    return [n for n in protocol["decision"]["incumbents"] if _only_lacks(eligibility[n])]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -284,29 +201,28 @@ def _contrast(
 
 
 def _decide_hot(
-    measured: _Measured,
+    measured: Measured,
     trials: gates.Judged,
     eligibility: dict[str, list[str]],
     protocol: dict[str, Any],
 ) -> dict[str, Any]:
-    rule = protocol["decision"]
-    primary = next(c for c in protocol["cells"] if c["role"] == "primary")
-    judged_cells = [primary, *(c for c in protocol["cells"] if c["role"] == "veto")]
-    comparators = [n for n in rule["incumbents"] if _only_lacks(eligibility[n])]
+    decision = protocol["decision"]
+    judged_cells = rule.judged_cells(protocol)
+    comparators = _comparators(eligibility, protocol)
     contrasts = [
         {
             "challenger": challenger,
             "incumbent": incumbent,
-            **_cell_key(cell),
-            **_contrast(
+            **cell_key(cell),
+            **contrast(
                 measured.tokens_per_s(cell, challenger),
                 measured.tokens_per_s(cell, incumbent),
                 protocol,
             ),
         }
-        for challenger in [*rule["challengers"], *rule["profiles"]]
+        for challenger in [*decision["challengers"], *decision["profiles"]]
         for cell in measured.cells
-        for incumbent in rule["incumbents"]
+        for incumbent in decision["incumbents"]
         if measured.tokens_per_s(cell, challenger) and measured.tokens_per_s(cell, incumbent)
     ]
     arms = [
@@ -331,59 +247,56 @@ def _decide_hot(
         broken = trials.broken.get(gates.cell_name(cell))
         if broken:
             return inconclusive(f"gate broken at context {cell['context']}: {broken}")
-    winners = [n for n in rule["incumbents"] if not eligibility[n]]
+    winners = [n for n in decision["incumbents"] if not eligibility[n]]
     if not winners:
         return inconclusive(
-            "no eligible Cython FP32 arm: " + _listed(eligibility, rule["incumbents"])
+            "no eligible Cython FP32 arm: " + _listed(eligibility, decision["incumbents"])
         )
     rates: dict[str, float] = {}
     for name in winners:
         for cell in judged_cells:
             blocks = measured.tokens_per_s(cell, name)
-            if len(blocks) < rule["min_blocks"]:
+            if len(blocks) < decision["min_blocks"]:
                 return inconclusive(
                     f"{name} has {len(blocks)} valid blocks at context {cell['context']}; "
-                    f"{rule['min_blocks']} are needed"
+                    f"{decision['min_blocks']} are needed"
                 )
-        rates[name] = float(np.mean(np.log(list(measured.tokens_per_s(primary, name).values()))))
+        rates[name] = float(
+            np.mean(np.log(list(measured.tokens_per_s(judged_cells[0], name).values())))
+        )
     best = max(winners, key=lambda n: rates[n])
 
-    said: list[str] = []
-    for challenger in rule["challengers"]:
-        if eligibility[challenger]:
-            said.append(f"{challenger} is out: {'; '.join(eligibility[challenger])}")
-            continue
-        verdict, reason = _judge_challenger(
-            challenger, comparators, judged_cells, measured, protocol
-        )
+    said = [
+        f"{name} is out: {'; '.join(eligibility[name])}"
+        for name in takewhile(lambda n: eligibility[n], decision["challengers"])
+    ]
+    challenger = rule.tested(decision["challengers"], eligibility)
+    if challenger is not None:
+        outcome, reason = _judge_challenger(challenger, comparators, measured, protocol)
         said.append(f"{challenger}: {reason}")
-        if verdict == INCONCLUSIVE:
+        if outcome == INCONCLUSIVE:
             return inconclusive(". ".join(said))
-        if verdict == ADOPT:
-            retired = [n for n in ("K0",) if n in protocol["candidates"]]
+        if outcome == ADOPT:
             return {
                 **result,
                 "outcome": ADOPT,
                 "adopted": challenger,
                 "reference": "K1",
-                "retired": retired,
+                "retired": [n for n in ("K0",) if n in protocol["candidates"]],
                 "reason": ". ".join(said),
             }
-        # Fixed sequence: the next challenger is tested only where this one was not in the trial, so
-        # that the familywise error stays at one test's.
-        untested = rule["challengers"][rule["challengers"].index(challenger) + 1 :]
+        untested = decision["challengers"][decision["challengers"].index(challenger) + 1 :]
         if untested:
             said.append(
                 f"{', '.join(untested)} not tested: the fixed sequence ends at {challenger}"
             )
-        break
     said.append(f"Cython stays, by its best arm {best}")
     return {
         **result,
         "outcome": KEEP,
         "adopted": best,
         "reference": best,
-        "retired": [n for n in rule["challengers"] if n in protocol["candidates"]],
+        "retired": [n for n in decision["challengers"] if n in protocol["candidates"]],
         "reason": ". ".join(said),
     }
 
@@ -393,53 +306,46 @@ def _listed(eligibility: dict[str, list[str]], names: list[str]) -> str:
 
 
 def _judge_challenger(
-    challenger: str,
-    comparators: list[str],
-    judged_cells: list[dict[str, Any]],
-    measured: _Measured,
-    protocol: dict[str, Any],
+    challenger: str, comparators: list[str], measured: Measured, protocol: dict[str, Any]
 ) -> tuple[str, str]:
     """ADOPT, KEEP or INCONCLUSIVE for one challenger, with the reason."""
-    rule = protocol["decision"]
-    slack = rule["relative_slack"]
-    adopt_at = math.log1p(rule["adopt_lower_bound"]) - slack
-    veto_at = math.log1p(-rule["veto_regression"]) - slack
+    decision = protocol["decision"]
+    cells = rule.judged_cells(protocol)
+    try:
+        primary, *vetoes = (measured.log_ratios(c, challenger, comparators) for c in cells)
+    except stats.Unusable as problem:
+        return INCONCLUSIVE, str(problem)
+    adopted = bool(rule.adopts(primary, vetoes, decision))
+    worst_allowed = f"{decision['veto_regression']:.0%}"
+    at_least = f"{1 + decision['adopt_lower_bound']:.2f}"
+    shortfalls: list[str] = []
     notes: list[str] = []
-    shortfall: str | None = None
-    for cell in judged_cells:
-        for incumbent in comparators:
+    for cell, logs in zip(cells, [primary, *vetoes]):
+        mean, low, _ = stats.t_bounds(logs, decision["confidence"])
+        passed = rule.passes(cell["role"], mean, low, decision)
+        cleared = rule.passes(cell["role"], low, low, decision)
+        for i, incumbent in enumerate(comparators):
             where = f"against {incumbent} at {cell['context']}"
-            got = _contrast(
-                measured.tokens_per_s(cell, challenger),
-                measured.tokens_per_s(cell, incumbent),
-                protocol,
-            )
-            if got["ratio"] is None or got["ci95"] is None or None in got["ci95"]:
-                return INCONCLUSIVE, f"{where}: {got.get('problem', 'not finite')}"
-            low = math.log(got["ci95"][0])
-            if cell["role"] == "primary":
-                if low < adopt_at:
-                    shortfall = shortfall or (
-                        f"{where} the lower bound of its ratio is {got['ci95'][0]:.4f} (estimate "
-                        f"{got['ratio']:.4f}, n = {got['n_blocks']}); at least "
-                        f"{1 + rule['adopt_lower_bound']:.2f} adopts"
-                    )
-            elif math.log(got["ratio"]) < veto_at:
-                shortfall = shortfall or (
-                    f"vetoed {where}: ratio {got['ratio']:.4f} is worse by more than "
-                    f"{rule['veto_regression']:.0%}"
+            ratio, bound = math.exp(mean[i]), math.exp(low[i])
+            if cell["role"] == "primary" and not passed[i]:
+                shortfalls.append(
+                    f"{where} the lower bound of its ratio is {bound:.4f} (estimate {ratio:.4f}, "
+                    f"n = {logs.shape[-1]}); at least {at_least} adopts"
                 )
-            elif low < veto_at:
+            elif not passed[i]:
+                shortfalls.append(
+                    f"vetoed {where}: ratio {ratio:.4f} is worse by more than {worst_allowed}"
+                )
+            elif not cleared[i]:
                 notes.append(
-                    f"passes the veto {where} with ratio {got['ratio']:.4f}, whose interval from "
-                    f"{got['ci95'][0]:.4f} does not clear -{rule['veto_regression']:.0%}"
+                    f"passes the veto {where} with ratio {ratio:.4f}, whose interval from "
+                    f"{bound:.4f} does not clear -{worst_allowed}"
                 )
-    if shortfall:
-        return KEEP, shortfall
+    if not adopted:
+        return KEEP, shortfalls[0]
     reason = (
-        f"the lower bound is at least {1 + rule['adopt_lower_bound']:.2f} against every Cython FP32 "
-        f"arm ({', '.join(comparators)}), and no veto cell is worse by more than "
-        f"{rule['veto_regression']:.0%}"
+        f"the lower bound is at least {at_least} against every Cython FP32 arm "
+        f"({', '.join(comparators)}), and no veto cell is worse by more than {worst_allowed}"
     )
     return ADOPT, "; ".join([reason, *notes])
 
@@ -448,7 +354,7 @@ def _judge_challenger(
 # Attribution, profiles, direct write, cold tier
 
 
-def _hypotheses(measured: _Measured, protocol: dict[str, Any]) -> list[dict[str, Any]]:
+def _hypotheses(measured: Measured, protocol: dict[str, Any]) -> list[dict[str, Any]]:
     """Each registered contrast: decode throughput, and attention alone, at every cell measured."""
     found = []
     ways: list[tuple[str, Callable[[dict[str, Any], str], dict[int, float]], bool]] = [
@@ -466,16 +372,16 @@ def _hypotheses(measured: _Measured, protocol: dict[str, Any]) -> list[dict[str,
                 found.append(
                     {
                         **hypothesis,
-                        **_cell_key(cell),
+                        **cell_key(cell),
                         "metric": metric,
-                        **_contrast(top, bottom, protocol),
+                        **contrast(top, bottom, protocol),
                     }
                 )
     return found
 
 
 def _profiles(
-    measured: _Measured,
+    measured: Measured,
     eligibility: dict[str, list[str]],
     parity_result: dict[str, Any],
     protocol: dict[str, Any],
@@ -487,7 +393,7 @@ def _profiles(
         reasons = list(eligibility[name])
         if name not in parity_result["candidates"]:
             reasons.append("parity: no evidence")
-        gain = _contrast(
+        gain = contrast(
             measured.tokens_per_s(primary, name), measured.tokens_per_s(primary, "K1"), protocol
         )
         found[name] = {"default_allowed": not reasons, "reasons": reasons, "against_K1": gain}
@@ -506,7 +412,7 @@ def _direct_write(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, A
             text: {int(b): float(v.mean()) for b, v in half.groupby("block")["value"]}
             for text, half in own.groupby("text")
         }
-        speed = _contrast(sides.get("append", {}), sides.get("direct", {}), protocol)
+        speed = contrast(sides.get("append", {}), sides.get("direct", {}), protocol)
         identical = rows[(rows["candidate"] == name) & (rows["metric"] == "direct/identical")]
         saved = rows[(rows["candidate"] == name) & (rows["metric"] == "direct/bytes_not_copied")]
         found[str(name)] = {
@@ -566,7 +472,7 @@ def _decide_cold(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, An
     }
     if fsyncs["Z1"] != fsyncs["Z2"]:
         return inconclusive(f"fsyncs per batch differ: Z1 {fsyncs['Z1']}, Z2 {fsyncs['Z2']}")
-    ratio = _contrast(times["Z1"], times["Z2"], protocol)
+    ratio = contrast(times["Z1"], times["Z2"], protocol)
     result["z1_over_z2"] = ratio
     if ratio["ratio"] is None:
         return inconclusive(f"restore latency: {ratio['problem']}")

@@ -27,6 +27,11 @@ class Judged:
     broken: dict[str, str]
     summary: dict[str, Any]
 
+    def void_rate(self, stage: str, cell: str) -> float:
+        """Share of the blocks run in a cell that were void; 0 where none was run."""
+        count = self.summary.get(stage, {}).get(cell, {"valid": 0, "void": 0})
+        return count["void"] / max(1, count["valid"] + count["void"])
+
 
 def void_reason(block_rows: pd.DataFrame, limits: dict[str, Any]) -> str | None:
     """Why a block is void, or None. ``block_rows``: the rows of one trial of one block."""

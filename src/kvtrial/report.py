@@ -46,6 +46,11 @@ def _number(value: float | None, places: int = 2) -> str:
     return "" if value is None else f"{value:,.{places}f}"
 
 
+def _span(bounds: list[float | None] | None) -> str:
+    """Bounds behind their estimate, or nothing where there are too few blocks for them."""
+    return "" if bounds is None else f" [{_number(bounds[0])}, {_number(bounds[1])}]"
+
+
 def _conformance(events: pd.DataFrame) -> dict[str, Any]:
     """Test@P → candidate → passed, failed or gap."""
     rows = events[events["metric"] == "conformance/outcome"]
@@ -93,6 +98,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         cold_metrics=sorted({m for row in verdict["cold"]["figures"].values() for m in row}),
         machine=_flat(manifest),
         num=_number,
+        span=_span,
         pct=lambda share: f"{share:.0%}",
     )
     path = run_dir / "report.html"

@@ -19,6 +19,28 @@ def _ratio(row: dict[str, Any]) -> str:
     return f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}]"
 
 
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _error_rates(found: dict[str, Any]) -> Any:
+    """What the rule does under this run's noise, as a small table or the reason why there is none."""
+    if found["adopt_probability"] is None:
+        return Text(f"Error rates were not simulated: {found['reason']}")
+    table = Table(
+        title=f"Chance of adopting {found['challenger']} (claim: at most "
+        f"{found['claim_familywise']:.1%} at {found['adopt_at']:.0%})",
+        title_justify="left",
+    )
+    table.add_column("true improvement", justify="right")
+    table.add_column("chance", justify="right")
+    for improvement, chance, error in zip(
+        found["true_improvement"], found["adopt_probability"], found["standard_error"]
+    ):
+        table.add_row(f"{improvement:.1%}", f"{chance:.2%} ± {error:.2%}")
+    return table
+
+
 def render(verdict: dict[str, Any]) -> Group:
     """What verdict.json holds, as rich tables: the outcome first, then what it rests on."""
     hot, cold = verdict["hot"], verdict["cold"]
@@ -40,7 +62,7 @@ def render(verdict: dict[str, Any]) -> Group:
     for row in hot["arms"]:
         arms.add_row(
             f"{row['context']:,}", str(row["sessions"]), str(row["threads"]), row["candidate"],
-            f"{row['tokens_per_s']:.2f}", f"{row['step_ms_p50']:.2f}", f"{row['step_ms_p95']:.2f}",
+            _number(row["tokens_per_s"]), _number(row["step_ms_p50"]), _number(row["step_ms_p95"]),
             str(row["n_blocks"]),
         )  # fmt: skip
     parts.append(arms)
@@ -54,6 +76,8 @@ def render(verdict: dict[str, Any]) -> Group:
                 row["challenger"], row["incumbent"], f"{row['context']:,}", row["role"], _ratio(row)
             )
         parts.append(table)
+
+    parts.append(_error_rates(verdict["characteristics"]))
 
     out = {name: reasons for name, reasons in verdict["eligibility"].items() if reasons}
     if out:

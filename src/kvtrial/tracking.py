@@ -301,6 +301,10 @@ def _metric_name(metric: str) -> str:
     return event_table.METRIC_CHARACTERS.sub("_", metric)
 
 
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
 def _log_verdict(store: _Store) -> None:
     verdict = json.loads((store.run_dir / "verdict.json").read_text(encoding="utf-8"))
     hot, cold = verdict["hot"], verdict["cold"]
@@ -317,8 +321,8 @@ def _log_verdict(store: _Store) -> None:
     ]
     for arm in hot["arms"]:
         lines.append(
-            f"| {arm['candidate']} | {arm['context']} | {arm['tokens_per_s']:.2f} | "
-            f"{arm['step_ms_p50']:.2f} | {arm['step_ms_p95']:.2f} | {arm['n_blocks']} |"
+            f"| {arm['candidate']} | {arm['context']} | {_shown(arm['tokens_per_s'])} | "
+            f"{_shown(arm['step_ms_p50'])} | {_shown(arm['step_ms_p95'])} | {arm['n_blocks']} |"
         )
     run = store.parent_id
     tags = {
@@ -347,7 +351,13 @@ def _log_verdict(store: _Store) -> None:
         rows += [(name, contrast["ratio"], 0), (f"{name}.low", low, 0), (f"{name}.high", high, 0)]
     for arm in hot["arms"]:
         at = f"{arm['candidate']}_{arm['context']}_{arm['sessions']}s_{arm['threads']}t"
-        rows += [(f"m2/tokens_per_s.{at}", arm["tokens_per_s"], 0)]
+        if arm["tokens_per_s"] is not None:
+            rows += [(f"m2/tokens_per_s.{at}", arm["tokens_per_s"], 0)]
+    found = verdict["characteristics"]
+    for improvement, chance in zip(
+        found.get("true_improvement", []), found["adopt_probability"] or []
+    ):
+        rows += [(f"characteristics/adopt_probability_at_{improvement:.3f}", chance, 0)]
     store.metrics(run, rows)
     for name in ("verdict.json", "report.html", "manifest.json", "protocol.json"):
         store.artifact(run, store.run_dir / name)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 
 import pandas as pd
 import pytest
+from rich.console import Console
 from trial_events import REGISTERED, flat, trial
 
 from kvtrial import protocol
 from kvtrial.decide import ADOPT, INCONCLUSIVE, KEEP, MixedProtocol, Verdict, decide
+from kvtrial.show import print_verdict
 
 LACKS = {"K0": "branch, holes, pool"}
 BASE = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0}
@@ -227,6 +230,41 @@ def test_hypotheses_are_ratios_of_the_registered_arms() -> None:
     assert h1["ratio"] == pytest.approx(100 / 80, rel=1e-9)
     h4 = next(h for h in verdict.data["hypotheses"] if h["id"] == "H4" and h["context"] == 4096)
     assert h4["ratio"] == pytest.approx(22 / 15, rel=1e-9)
+
+
+def test_arms_carry_their_latencies_with_intervals_over_blocks() -> None:
+    # Logs 0.1, 0.2, 0.3 a block: t(0.975, 2) = 4.302652729911275, standard error 0.1 / sqrt(3).
+    steps = {4096: [math.exp(x) for x in (0.1, 0.2, 0.3)], 512: [1.0] * 3, 16384: [1.0] * 2}
+    verdict = run(flat(K1=steps, K3=steps))
+    arms = {(a["candidate"], a["context"]): a for a in verdict.data["hot"]["arms"]}
+    half = 4.302652729911275 * 0.1 / math.sqrt(3)
+    for quantile in ("p50", "p95"):  # one step a block
+        assert arms["K1", 4096][f"step_ms_{quantile}"] == pytest.approx(math.exp(0.2), rel=1e-9)
+        assert arms["K1", 4096][f"step_ms_{quantile}_ci95"] == pytest.approx(
+            [math.exp(0.2 - half), math.exp(0.2 + half)], rel=1e-9
+        )
+        assert arms["K1", 512][f"step_ms_{quantile}_ci95"] == [1.0, 1.0]
+        assert arms["K1", 16384][f"step_ms_{quantile}_ci95"] is None  # two blocks
+
+
+def test_a_drift_of_one_arm_is_reported_and_voids_nothing() -> None:
+    k3 = [11.0 * math.exp(0.01 * b + 0.002 * (-1) ** b) for b in range(12)]
+    verdict = run(flat(**BASE, K3={4096: k3, 512: [11.0] * 6, 16384: [11.0] * 6}))
+    assert verdict.outcome == ADOPT
+    drift = {
+        c["context"]: c["drift_p"]
+        for c in verdict.data["hot"]["contrasts"]
+        if (c["challenger"], c["incumbent"]) == ("K3", "K1")
+    }
+    assert drift[4096] < 1e-6
+    assert drift[512] is None  # constant ratios have no slope to test
+
+
+def test_a_value_that_is_not_finite_shows_as_missing_at_the_terminal() -> None:
+    k3 = {4096: [11.0] * 11 + [math.nan], 512: [11.0] * 6, 16384: [11.0] * 6}
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_verdict(run(flat(**BASE, K3=k3)).data, console)
+    assert "Error rates were not simulated" in console.export_text()
 
 
 def test_a_reduced_precision_profile_needs_parity() -> None:

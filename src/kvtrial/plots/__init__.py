@@ -6,11 +6,12 @@ interval means.
 
 from __future__ import annotations
 
-from kvtrial.plots import ecdf, forest, restore, roofline, scaling, waterfall
+from kvtrial.plots import characteristics, ecdf, forest, restore, roofline, scaling, waterfall
 
 #: file stem -> module, in the order of the report.
 FIGURES = {
     "forest": forest,
+    "characteristics": characteristics,
     "waterfall": waterfall,
     "ecdf": ecdf,
     "scaling": scaling,
