@@ -55,25 +55,53 @@ KV_INLINE kv_vf kv_head(kv_vf x, int32_t lanes) {
     return (kv_vf)((kv_vi)x & keep);
 }
 
-KV_INLINE float kv_hsum(kv_vf x) {
-    return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]));
+/* The first `lanes` floats with zeros behind; what lies further is neither read nor written. */
+KV_INLINE kv_vf kv_load_head(const float *at, int32_t lanes) {
+    kv_vf x = kv_zero();
+    memcpy(&x, at, (size_t)lanes * sizeof(float));
+    return x;
+}
+KV_INLINE void kv_store_head(float *at, kv_vf x, int32_t lanes) {
+    memcpy(at, &x, (size_t)lanes * sizeof(float));
 }
 
-/* The four sums of a, b, c and d, into four floats. */
-KV_INLINE void kv_hsum4(float *at, kv_vf a, kv_vf b, kv_vf c, kv_vf d) {
+KV_INLINE float kv_hsum(kv_vf x) {
 #if KV_AVX2
-    __m256 ab = _mm256_hadd_ps((__m256)a, (__m256)b), cd = _mm256_hadd_ps((__m256)c, (__m256)d);
-    __m256 all = _mm256_hadd_ps(ab, cd);
-    _mm_storeu_ps(at, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    half = _mm_hadd_ps(half, half);
+    return _mm_cvtss_f32(_mm_hadd_ps(half, half));
 #else
-    at[0] = kv_hsum(a), at[1] = kv_hsum(b), at[2] = kv_hsum(c), at[3] = kv_hsum(d);
+    return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]));
 #endif
 }
 
+/* scale * the sums of a, b, c and d, into four floats. */
+KV_INLINE void kv_hsum4(float *at, kv_vf a, kv_vf b, kv_vf c, kv_vf d, float scale) {
+#if KV_AVX2
+    /* Two shuffles and an addition are quicker than one haddps. */
+#define KV_PAIRS(x, y) _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x88), _mm256_shuffle_ps(x, y, 0xDD))
+    __m256 ab = KV_PAIRS((__m256)a, (__m256)b), cd = KV_PAIRS((__m256)c, (__m256)d);
+    __m256 all = KV_PAIRS(ab, cd);
+#undef KV_PAIRS
+    __m128 sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+    _mm_storeu_ps(at, _mm_mul_ps(sums, _mm_set1_ps(scale)));
+#else
+    at[0] = scale * kv_hsum(a), at[1] = scale * kv_hsum(b);
+    at[2] = scale * kv_hsum(c), at[3] = scale * kv_hsum(d);
+#endif
+}
+
+/* The largest lane; x has no NaN. */
 KV_INLINE float kv_hmax(kv_vf x) {
+#if KV_AVX2
+    __m128 top = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    top = _mm_max_ps(top, _mm_movehl_ps(top, top));
+    return _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
+#else
     float top = x[0];
     for (int i = 1; i < 8; i++) top = x[i] > top ? x[i] : top;
     return top;
+#endif
 }
 
 /* exp(x) for x <= 0, within 2 ulp; exactly 0 below -87.3 (no subnormal comes out), NaN for NaN.
@@ -92,11 +120,9 @@ KV_INLINE kv_vf kv_exp(kv_vf x) {
     p = kv_fma(p, r, kv_splat(0.5f));
     p = kv_fma(p, r, kv_splat(1.0f));
     p = kv_fma(p, r, kv_splat(1.0f));
-    /* n + bias holds n in its low bits: no conversion, so NaN stays harmless. */
+    /* n + bias holds n in its low bits: no conversion; NaN is in p already. */
     kv_vi power = ((kv_vi)(n + bias) << 23) + (kv_vi)kv_splat(1.0f);
-    kv_vf y = p * (kv_vf)power;
-    kv_vi nan = x != x;
-    return (kv_vf)(((kv_vi)y & ~dead & ~nan) | ((kv_vi)x & nan));
+    return (kv_vf)((kv_vi)(p * (kv_vf)power) & ~dead);
 }
 
 /* binary16, rounding to nearest even; NaN payloads and subnormals as IEEE 754 says. */
@@ -131,18 +157,13 @@ KV_INLINE kv_vf kv_load_half(const uint16_t *at) {
 #endif
 }
 
-/* 8 of the 32 values of a q8_0 block: a binary16 scale, then int8. */
-KV_INLINE kv_vf kv_load_q8(const unsigned char *block, int32_t first) {
-    uint16_t half;
-    memcpy(&half, block, 2);
-    const int8_t *at = (const int8_t *)block + 2 + first;
+KV_INLINE kv_vf kv_load_int8(const int8_t *at) {
 #if KV_AVX2
-    __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at));
-    return (kv_vf)_mm256_cvtepi32_ps(wide) * kv_splat(kv_from_half(half));
+    return (kv_vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)));
 #else
     kv_vf x;
     for (int i = 0; i < 8; i++) x[i] = at[i];
-    return x * kv_splat(kv_from_half(half));
+    return x;
 #endif
 }
 
