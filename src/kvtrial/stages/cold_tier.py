@@ -18,7 +18,7 @@ from typing import Any
 
 from kvtrial.cold import KINDS, crash
 from kvtrial.journal import Attempt
-from kvtrial.stages.common import Block, Progress, Row, Stage, blocks, run_blocks
+from kvtrial.stages.common import Block, Progress, Row, Stage, blocks, exit_tracked, run_blocks
 
 MODULE = "kvtrial.cold.measure"
 #: Whose pages are spilled: the reference path's.
@@ -108,6 +108,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
-
-    exit_with(main)
+    exit_tracked("cold_tier", main)

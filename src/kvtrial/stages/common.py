@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtrial import build, candidates, events, gates, machine, protocol
+from kvtrial import build, candidates, cli, events, gates, machine, protocol, tracking
 from kvtrial.journal import Attempt, Journal
 from kvtrial.measure import child
 from kvtrial.measure.exclusive import exclusive
@@ -26,6 +26,31 @@ Cell = dict[str, int]
 
 class StageError(RuntimeError):
     """A stage can't go on; the message says what to do."""
+
+
+def exit_tracked(name: str, main: Callable[[], int]) -> None:
+    """Run a stage's command line with its MLflow run around it, and exit; see `cli.exit_with`.
+
+    MLflow is called before and after, never while something is measured, and being away costs a
+    warning.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--run-dir", type=Path)
+    run_dir = parser.parse_known_args()[0].run_dir
+
+    def tracked() -> int:
+        if run_dir is None:  # --help, or wrong usage
+            return main()
+        tracking.begin_stage(run_dir, name)
+        try:
+            code = main()
+        except BaseException as error:
+            tracking.fail_stage(run_dir, name, f"{type(error).__name__}: {error}")
+            raise
+        tracking.finish_stage(run_dir, name)
+        return code
+
+    cli.exit_with(tracked)
 
 
 @dataclass(frozen=True)

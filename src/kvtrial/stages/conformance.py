@@ -16,6 +16,7 @@ from typing import Any
 
 from kvtrial import build, candidates, events, protocol
 from kvtrial.conformance import isolated
+from kvtrial.stages.common import exit_tracked
 
 _VALUES = {"passed": 1.0, "failed": 0.0, "gap": float("nan")}
 
@@ -79,6 +80,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
-
-    exit_with(main)
+    exit_tracked("conformance", main)

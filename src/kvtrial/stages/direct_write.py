@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrial.stages.common import Block, Progress, Stage, blocks, run_blocks
+from kvtrial.stages.common import Block, Progress, Stage, blocks, exit_tracked, run_blocks
 
 
 def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
@@ -50,6 +50,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
-
-    exit_with(main)
+    exit_tracked("direct_write", main)

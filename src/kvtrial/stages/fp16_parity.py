@@ -17,7 +17,7 @@ import yaml
 from kvtrial import paths
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
-from kvtrial.stages.common import Progress, Stage, StageError, run_arms
+from kvtrial.stages.common import Progress, Stage, StageError, exit_tracked, run_arms
 
 #: A finished group is a unit of the journal; a process for each prompt would mostly start up.
 PROMPTS_A_PROCESS = 4
@@ -68,6 +68,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
-
-    exit_with(main)
+    exit_tracked("fp16_parity", main)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrial.measure.order import mirrored_orders
-from kvtrial.stages.common import Block, Progress, Stage, blocks, run_blocks
+from kvtrial.stages.common import Block, Progress, Stage, blocks, exit_tracked, run_blocks
 
 
 def block_spec(stage: Stage, block: Block, seed: int) -> dict[str, Any]:
@@ -55,6 +55,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
-
-    exit_with(main)
+    exit_tracked("m1", main)

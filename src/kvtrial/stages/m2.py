@@ -20,6 +20,7 @@ from kvtrial.stages.common import (
     Progress,
     Stage,
     blocks,
+    exit_tracked,
     run_arms,
     run_blocks,
 )
@@ -113,6 +114,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
-
-    exit_with(main)
+    exit_tracked("m2", main)

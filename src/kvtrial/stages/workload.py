@@ -32,7 +32,7 @@ from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.stores import opened, shape_of
 from kvtrial.run import write_text
-from kvtrial.stages.common import Progress, Stage
+from kvtrial.stages.common import Progress, Stage, exit_tracked
 
 #: The store that the prefill runs on.
 STORE = "K1"
@@ -159,6 +159,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
-
-    exit_with(main)
+    exit_tracked("workload", main)
