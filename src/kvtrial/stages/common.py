@@ -280,6 +280,10 @@ def run_arms(
             attempt.put(f"died-{error.candidate}", [row])
 
 
+#: Seconds between two lines about one unit in a log.
+LOG_EVERY_S = 15.0
+
+
 class Progress:
     """Says what is done and what is left: a bar on a terminal, plain lines in a log.
 
@@ -294,6 +298,7 @@ class Progress:
         self._total = sum(weights.values())
         self._finished = 0.0
         self._start = time.monotonic()
+        self._said = self._start
         self._bar: Any = None
         if sys.stderr.isatty():
             from rich.console import Console
@@ -328,6 +333,16 @@ class Progress:
         else:
             print(line, file=sys.stderr, flush=True)
 
+    def within(self, unit: str, share: float) -> None:
+        """A long unit is done to this share; in a log at most one line in `LOG_EVERY_S`."""
+        now = time.monotonic()
+        finished = self._finished + share * self._weights.get(unit, 0.0)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=finished)
+        elif now - self._said >= LOG_EVERY_S and share < 1:
+            self._said = now
+            self._say_share(finished, f"{unit} at {share:.0%}")
+
     def done(self, unit: str, remark: str = "") -> None:
         """A unit is finished."""
         self._finished += self._weights.get(unit, 0.0)
@@ -335,13 +350,13 @@ class Progress:
             self._bar.update(self._task, completed=self._finished)
             if not remark:
                 return
-        share = self._finished / self._total if self._total else 1.0
+        self._say_share(self._finished, f"{unit} done{f' ({remark})' if remark else ''}")
+
+    def _say_share(self, finished: float, what: str) -> None:
+        share = finished / self._total if self._total else 1.0
         spent = time.monotonic() - self._start
         left = spent * (1 - share) / share if share > 0 else 0.0
-        self.say(
-            f"{unit} done{f' ({remark})' if remark else ''}, {share:.0%}, "
-            f"about {duration(left)} left"
-        )
+        self.say(f"{what}, {share:.0%} of all, about {duration(left)} left")
 
 
 def duration(seconds: float) -> str:

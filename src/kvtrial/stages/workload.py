@@ -16,10 +16,12 @@ build loads what an earlier one made; every candidate loads the same.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +93,39 @@ def save(folder: Path, session: KVSession, ids: list[int], facts: dict[str, Any]
         shutil.rmtree(beside, ignore_errors=True)
 
 
+#: Positions at which attention costs as much as all else: a prefill's work grows with the square.
+_EVEN_POSITIONS = 4096
+
+
+def share_done(done: int, of: int) -> float:
+    """Share of a prefill's work after ``done`` of its positions."""
+    return done * (2 * _EVEN_POSITIONS + done) / (of * (2 * _EVEN_POSITIONS + of))
+
+
 def prefill(
-    model: Any, ids: list[int], folders: dict[int, Path], facts: dict[str, Any], page_tokens: int
+    model: Any,
+    ids: list[int],
+    folders: dict[int, Path],
+    facts: dict[str, Any],
+    page_tokens: int,
+    report: Callable[[float], None],
 ) -> None:
-    """One session's snapshots: ``folders`` maps each context, ascending, to its folder."""
+    """One session's snapshots: ``folders`` maps each context, ascending, to its folder.
+
+    ``report`` is told the share of the work that is done.
+    """
     threads = machine.usable_cpus()
     with opened(
         STORE, shape_of(model), tokens=max(folders), page_tokens=page_tokens, threads=threads
     ) as (_, (session,)):
         done = 0
         for context, folder in folders.items():
-            logits: F32 = model.prefill(session, ids[done:context], threads=threads)
+            logits: F32 = model.prefill(
+                session,
+                ids[done:context],
+                threads=threads,
+                progress=lambda n, _, before=done: report(share_done(before + n, max(folders))),
+            )
             done = context
             beyond = context > model.config.context_length
             own = {**facts, "next_id": int(logits.argmax()), "beyond_training_context": beyond}
@@ -144,7 +168,8 @@ def main(argv: list[str] | None = None) -> int:
                 if session < count
             }
             if not all(is_whole(path, ids[:context]) for context, path in own.items()):
-                prefill(model, ids, own, facts, stage.protocol["page_tokens"])
+                report = functools.partial(progress.within, f"session {session}")
+                prefill(model, ids, own, facts, stage.protocol["page_tokens"], report)
             progress.done(f"session {session}")
     document = {
         "workload_id": workload_id,
