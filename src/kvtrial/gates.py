@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-#: probe metric -> (gate in the protocol, word for the reason)
+#: probe metric -> (gate in the protocol, word for the reason, the better of two readings)
 DRIFTS = {
-    "probe/read_gb_per_s": ("bandwidth_drift", "read bandwidth"),
-    "probe/spin_ms": ("spin_drift", "spin time"),
+    "probe/read_gb_per_s": ("bandwidth_drift", "read bandwidth", "max"),
+    "probe/spin_ms": ("spin_drift", "spin time", "min"),
 }
 
 
@@ -34,12 +34,18 @@ class Judged:
 
 
 def void_reason(block_rows: pd.DataFrame, limits: dict[str, Any]) -> str | None:
-    """Why a block is void, or None. ``block_rows``: the rows of one trial of one block."""
-    for metric, (gate, word) in DRIFTS.items():
-        values = block_rows.loc[block_rows["metric"] == metric, "value"]
-        if values.empty or values.isna().any() or (values <= 0).any():
+    """Why a block is void, or None. ``block_rows``: the rows of one trial of one block.
+
+    Between two arms the machine is probed twice, after the one and before the next, moments apart:
+    the better of the two is the reading there, so that a probe which was itself interrupted does
+    not void a block. The move is that of the largest reading over the smallest.
+    """
+    for metric, (gate, word, better) in DRIFTS.items():
+        rows = block_rows[block_rows["metric"] == metric]
+        if rows.empty or rows["value"].isna().any() or (rows["value"] <= 0).any():
             return f"no usable {word} probe"
-        drift = float(values.max() / values.min() - 1.0)
+        readings = rows["value"].groupby(rows["place"] + rows["index"]).agg(better)
+        drift = float(readings.max() / readings.min() - 1.0)
         if drift > limits[gate]:
             return f"{word} moved by {drift:.1%}; at most {limits[gate]:.0%} is allowed"
     steal = block_rows.loc[block_rows["metric"] == "probe/steal_fraction", "value"].dropna()

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from trial_events import REGISTERED, flat, trial
 
-from kvtrial import protocol
+from kvtrial import events, gates, protocol
 from kvtrial.decide import ADOPT, INCONCLUSIVE, KEEP, MixedProtocol, Verdict, decide
 from kvtrial.show import print_verdict
 
@@ -285,3 +285,19 @@ def test_a_reduced_precision_profile_needs_parity() -> None:
 def test_a_bad_protocol_is_named(change: dict, names: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(protocol.ProtocolError, match=names):
         protocol.check({**REGISTERED, **change})
+
+
+def test_an_interrupted_probe_between_two_arms_voids_nothing_but_a_slow_machine_does() -> None:
+    def block(after_first: float, before_second: float) -> pd.DataFrame:
+        readings = [(0, 0, 10.0), (0, 1, after_first), (1, 0, before_second), (1, 1, 10.0)]
+        rows = [
+            events.event(metric, place=place, index=index, value=value)
+            for place, index, rate in readings
+            for metric, value in (("probe/read_gb_per_s", rate), ("probe/spin_ms", 500.0 / rate))
+        ]
+        return events.to_frame(rows)
+
+    limits = REGISTERED["gates"]
+    assert gates.void_reason(block(5.0, 10.0), limits) is None
+    assert gates.void_reason(block(10.0, 5.0), limits) is None
+    assert "read bandwidth moved by 100.0%" in str(gates.void_reason(block(5.0, 5.0), limits))
