@@ -187,7 +187,9 @@ def test_another_text_is_refused(tmp_path):
         workload.load_text(tmp_path / "text.txt")
 
 
-def test_the_parity_prompts_are_sixteen_different_ascii_texts():
+def test_the_parity_prompts_are_different_ascii_texts_with_steps_to_spare():
     prompts = yaml.safe_load((paths.config_dir() / "prompts.yaml").read_text())["prompts"]
-    assert len(set(prompts)) == 16
+    parity = yaml.safe_load((paths.config_dir() / "protocol.yaml").read_text())["parity"]
+    assert len(set(prompts)) == len(prompts)
+    assert len(prompts) * parity["steps_per_prompt"] >= 2 * parity["min_steps"]
     assert all(isinstance(p, str) and p.isascii() and p.strip() for p in prompts)
