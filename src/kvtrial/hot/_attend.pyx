@@ -1,6 +1,6 @@
 """Attention over a layer: spans by a kernel, joined in order; and the causal block by BLAS.
 
-A layer is cut at multiples of KV_SPAN_SLOTS, whatever the number of threads, and partials are joined
+A layer is cut at multiples of KV_SPAN_SLOTS, whatever the number of threads; partials are joined
 in the order of their positions, so that results are bitwise the same for any.
 """
 
@@ -188,7 +188,8 @@ cdef void block_head(
     cdef float *top = output + n * group * dim
     cdef float *total = top + n * group
     cdef int64_t[256] slots  # COLUMNS
-    cdef int64_t first, row, rows, i, seen, m, columns, r, g, c, at, tile, part, begin = span.last_slot - n
+    cdef int64_t first, row, rows, i, seen, m, columns, r, g, c, at, tile, part
+    cdef int64_t begin = span.last_slot - n
     cdef int lines, width, depth = <int>dim, leading = COLUMNS
     cdef float weight, one = 1, zero = 0, scale = span.scale
     for i in range(n):

@@ -162,9 +162,9 @@ cdef class FlatSession:
         self.store.check_open()
         return self.store
 
-    cdef float *rows(self, int64_t l) noexcept:
+    cdef float *rows(self, int64_t lay) noexcept:
         """K rows of a layer; its V rows follow them."""
-        return <float *>(self.memory.data + l * self.store.capacity * self.store.row_bytes)
+        return <float *>(self.memory.data + lay * self.store.capacity * self.store.row_bytes)
 
     cdef int64_t row_floats(self) noexcept:
         return self.store.heads * self.store.dim
@@ -172,64 +172,64 @@ cdef class FlatSession:
     # Steps ----------------------------------------------------------------------------------------
 
     cdef int at_boundary(self) except -1:
-        cdef int64_t l
-        for l in range(1, self.store.layers):
-            if self.layers[l].end != self.layers[0].end:
+        cdef int64_t lay
+        for lay in range(1, self.store.layers):
+            if self.layers[lay].end != self.layers[0].end:
                 raise StepIncomplete(
-                    f"layer {l} stands at {self.layers[l].end + self.store.base} and layer 0 at "
+                    f"layer {lay} stands at {self.layers[lay].end + self.store.base} and layer 0 at "
                     f"{self.layers[0].end + self.store.base}; finish the step, or call abandon_step"
                 )
         return 0
 
-    cdef int in_turn(self, int64_t l, int64_t end) except -1:
-        if l == 0:
+    cdef int in_turn(self, int64_t lay, int64_t end) except -1:
+        if lay == 0:
             return self.at_boundary()
-        if end > self.layers[l - 1].end:
+        if end > self.layers[lay - 1].end:
             raise StepIncomplete(
-                f"layer {l} would reach {end + self.store.base}, past layer {l - 1} at "
-                f"{self.layers[l - 1].end + self.store.base}; go through the layers in turn"
+                f"layer {lay} would reach {end + self.store.base}, past layer {lay - 1} at "
+                f"{self.layers[lay - 1].end + self.store.base}; go through the layers in turn"
             )
         return 0
 
     cdef void cancel_all(self) noexcept:
-        cdef int64_t l
-        for l in range(self.store.layers):
-            self.store.rows_used -= self.layers[l].slot_n
-            self.layers[l].slot_n = 0
+        cdef int64_t lay
+        for lay in range(self.store.layers):
+            self.store.rows_used -= self.layers[lay].slot_n
+            self.layers[lay].slot_n = 0
 
-    cdef int room_for(self, int64_t l, int64_t n) except -1:
+    cdef int room_for(self, int64_t lay, int64_t n) except -1:
         """Room for n more rows, once reservations are cancelled."""
         cdef int64_t i, free = self.store.rows_total - self.store.rows_used
         for i in range(self.store.layers):
             free += self.layers[i].slot_n
-        if n > free or self.layers[l].end + n > self.store.capacity:
+        if n > free or self.layers[lay].end + n > self.store.capacity:
             raise PoolExhausted(
-                f"{n} rows are needed; {min(free, self.store.capacity - self.layers[l].end)} fit; "
+                f"{n} rows are needed; {min(free, self.store.capacity - self.layers[lay].end)} fit; "
                 "close or roll back a session, or open the store with more budget_bytes"
             )
         return 0
 
     cdef void truncate(self, int64_t end) noexcept:
-        cdef int64_t l
+        cdef int64_t lay
         self.cancel_all()
-        for l in range(self.store.layers):
-            if self.layers[l].end > end:
-                self.store.rows_used -= self.layers[l].end - end
-                self.layers[l].end = end
-                self.layers[l].committed_n = 0
+        for lay in range(self.store.layers):
+            if self.layers[lay].end > end:
+                self.store.rows_used -= self.layers[lay].end - end
+                self.layers[lay].end = end
+                self.layers[lay].committed_n = 0
 
     # Rows -----------------------------------------------------------------------------------------
 
     def append(self, layer, positions, k, v):
         """Store rows k, v (n, H_kv, D) at the positions (n,) from the length on."""
         cdef FlatStore store = self.opened()
-        cdef int64_t l = layer_index(layer, store.layers), row = self.row_floats()
+        cdef int64_t lay = layer_index(layer, store.layers), row = self.row_floats()
         where = int64_positions(positions)
-        cdef int64_t n = cnp.PyArray_DIM(where, 0), low = self.layers[l].end + store.base
+        cdef int64_t n = cnp.PyArray_DIM(where, 0), low = self.layers[lay].end + store.base
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef float *k_rows = floats(k, "k", 3, n, store.heads, store.dim, False)
         cdef float *v_rows = floats(v, "v", 3, n, store.heads, store.dim, False)
-        cdef float *mine = self.rows(l)
+        cdef float *mine = self.rows(lay)
         ascending(at, n)
         if n == 0:
             return
@@ -242,35 +242,35 @@ cdef class FlatSession:
             raise HoleNotAllowed(
                 f"positions {at[0]} to {at[n - 1]} leave holes after {low}; a flat store has none"
             )
-        self.in_turn(l, self.layers[l].end + n)
-        self.room_for(l, n)
+        self.in_turn(lay, self.layers[lay].end + n)
+        self.room_for(lay, n)
         self.cancel_all()
-        mine += self.layers[l].end * row
+        mine += self.layers[lay].end * row
         memcpy(mine, k_rows, n * row * sizeof(float))
         memcpy(mine + store.capacity * row, v_rows, n * row * sizeof(float))
-        self.layers[l].end += n
-        self.layers[l].committed_n = 0
+        self.layers[lay].end += n
+        self.layers[lay].committed_n = 0
         store.rows_used += n
 
     def reserve_slot(self, layer, positions):
         """Writable K and V views (n, H_kv, D) of the next n positions, or None."""
         cdef FlatStore store = self.opened()
-        cdef int64_t l = layer_index(layer, store.layers), row = self.row_floats(), i
+        cdef int64_t lay = layer_index(layer, store.layers), row = self.row_floats(), i
         where = int64_positions(positions)
-        cdef int64_t n = cnp.PyArray_DIM(where, 0), end = self.layers[l].end
+        cdef int64_t n = cnp.PyArray_DIM(where, 0), end = self.layers[lay].end
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef Py_ssize_t[3] shape
-        cdef float *k = self.rows(l) + end * row
+        cdef float *k = self.rows(lay) + end * row
         if n == 0 or at[0] != store.base + end or end + n > store.capacity:
             return None
         for i in range(1, n):
             if at[i] != at[0] + i:
                 return None
-        self.in_turn(l, end + n)
-        self.room_for(l, n)
+        self.in_turn(lay, end + n)
+        self.room_for(lay, n)
         self.cancel_all()
-        self.layers[l].slot_start, self.layers[l].slot_n = end, n
-        self.layers[l].committed_n = 0
+        self.layers[lay].slot_start, self.layers[lay].slot_n = end, n
+        self.layers[lay].committed_n = 0
         store.rows_used += n
         shape[0], shape[1], shape[2] = n, store.heads, store.dim
         return (
@@ -304,16 +304,16 @@ cdef class FlatSession:
     def read(self, layer, positions):
         """Copies of valid rows as float32 (n, H_kv, D)."""
         cdef FlatStore store = self.opened()
-        cdef int64_t l = layer_index(layer, store.layers), row = self.row_floats(), i
+        cdef int64_t lay = layer_index(layer, store.layers), row = self.row_floats(), i
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
-        cdef float *mine = self.rows(l)
+        cdef float *mine = self.rows(lay)
         for i in range(n):
-            if not 0 <= at[i] - store.base < self.layers[l].end:
+            if not 0 <= at[i] - store.base < self.layers[lay].end:
                 raise OutOfRange(
                     f"position is {at[i]}; allowed: {store.base} to "
-                    f"{store.base + self.layers[l].end - 1}"
+                    f"{store.base + self.layers[lay].end - 1}"
                 )
         k = np.empty((n, store.heads, store.dim), np.float32)
         v = np.empty((n, store.heads, store.dim), np.float32)
@@ -326,15 +326,15 @@ cdef class FlatSession:
 
     # Attention ------------------------------------------------------------------------------------
 
-    cdef FlatRows whole(self, int64_t l, const float *q, float scale) noexcept:
+    cdef FlatRows whole(self, int64_t lay, const float *q, float scale) noexcept:
         """All rows and heads of a layer, with the partial in the store's work space."""
         cdef FlatRows at
         cdef FlatStore store = self.store
         cdef int64_t queries = store.heads * store.group
-        at.k = self.rows(l)
+        at.k = self.rows(lay)
         at.row_floats = self.row_floats()
         at.v = at.k + store.capacity * at.row_floats
-        at.rows, at.head_dim, at.group = self.layers[l].end, store.dim, store.group
+        at.rows, at.head_dim, at.group = self.layers[lay].end, store.dim, store.group
         at.first_head, at.last_head = 0, store.heads
         at.q, at.scale = q + store.first_query * store.dim, scale
         at.max = <float *>store._work.data
@@ -361,34 +361,34 @@ cdef class FlatSession:
     def attend(self, layer, q, out, scale):
         """Attention of q (H_q, D) over the layer's rows, into out (H_q, D)."""
         cdef FlatStore store = self.opened()
-        cdef int64_t l = layer_index(layer, store.layers)
+        cdef int64_t lay = layer_index(layer, store.layers)
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
         cdef float *rows = floats(out, "out", 2, 0, store.q_heads, store.dim, True)
-        cdef FlatRows at = self.whole(l, queries, finite_scale(scale))
+        cdef FlatRows at = self.whole(lay, queries, finite_scale(scale))
         self.run_and_divide(&at, rows)
 
     def attend_block(self, layer, q, out, scale):
         """Causal attention of q (n, H_q, D), the newest n positions, into out."""
         cdef FlatStore store = self.opened()
-        cdef int64_t l = layer_index(layer, store.layers), n = block_rows(q), i
-        cdef int64_t stride = store.q_heads * store.dim, end = self.layers[l].end
+        cdef int64_t lay = layer_index(layer, store.layers), n = block_rows(q), i
+        cdef int64_t stride = store.q_heads * store.dim, end = self.layers[lay].end
         cdef float *queries = floats(q, "q", 3, n, store.q_heads, store.dim, False)
         cdef float *rows = floats(out, "out", 3, n, store.q_heads, store.dim, True)
         cdef FlatRows at
         cdef float factor = finite_scale(scale)
         if n > end:
-            raise OutOfRange(f"q has {n} rows; layer {l} has {end} positions")
+            raise OutOfRange(f"q has {n} rows; layer {lay} has {end} positions")
         for i in range(n):
-            at = self.whole(l, queries + i * stride, factor)
+            at = self.whole(lay, queries + i * stride, factor)
             at.rows = end - n + i + 1
             self.run_and_divide(&at, rows + i * stride)
 
     def attend_partial(self, layer, q, scale, *, kv_heads=None, positions=None):
         """Attention over KV heads [start, stop) and positions [start, stop), for `merge`."""
         cdef FlatStore store = self.opened()
-        cdef int64_t l = layer_index(layer, store.layers), first, last, start, stop
+        cdef int64_t lay = layer_index(layer, store.layers), first, last, start, stop
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
-        cdef FlatRows at = self.whole(l, queries, finite_scale(scale))
+        cdef FlatRows at = self.whole(lay, queries, finite_scale(scale))
         own_first, own_last = store.spec.heads
         first, last = bounds(kv_heads, "kv_heads", own_first, own_last)
         start, stop = bounds(positions, "positions", 0, 2**62)
@@ -414,15 +414,15 @@ cdef class FlatSession:
     def length(self, layer):
         """Highest valid or reserved position + 1."""
         cdef FlatStore store = self.opened()
-        cdef int64_t l = layer_index(layer, store.layers)
-        return store.base + self.layers[l].end + self.layers[l].slot_n
+        cdef int64_t lay = layer_index(layer, store.layers)
+        return store.base + self.layers[lay].end + self.layers[lay].slot_n
 
     def valid(self, layer):
         """bool (length - base_position,): True where a row is valid."""
         cdef FlatStore store = self.opened()
-        cdef int64_t l = layer_index(layer, store.layers)
-        bits = np.zeros(self.layers[l].end + self.layers[l].slot_n, np.bool_)
-        bits[: self.layers[l].end] = True
+        cdef int64_t lay = layer_index(layer, store.layers)
+        bits = np.zeros(self.layers[lay].end + self.layers[lay].slot_n, np.bool_)
+        bits[: self.layers[lay].end] = True
         return bits
 
     def rollback_tail(self, n):

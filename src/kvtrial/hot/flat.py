@@ -18,9 +18,9 @@ _LAYOUT = "flat [token][kv_head][head_dim]"
 
 
 def _open(spec: StoreSpec, *, grouped: bool) -> KVStore:
-    from kvtrial.hot import _flat
+    from kvtrial.hot._flat import FlatStore
 
-    store: KVStore = _flat.FlatStore(spec, grouped=grouped)
+    store: KVStore = FlatStore(spec, grouped=grouped)
     return store
 
 
