@@ -15,7 +15,6 @@ import numpy as np
 
 from kvtrial.contract import (
     HoleNotAllowed,
-    InvalidArgument,
     MemoryLedger,
     OutOfRange,
     Partial,

@@ -138,15 +138,15 @@ cdef class PagedStore:
             raise StaleOwner("the store is closed; open another")
         return self.pool
 
-    cdef kv_span whole(self, int64_t s, int64_t l, const float *q, float scale) noexcept:
+    cdef kv_span whole(self, int64_t s, int64_t lay, const float *q, float scale) noexcept:
         """All rows and heads of a layer, with the joined partial in the store's work space."""
         cdef kv_span span
         cdef int64_t queries = self.heads * self.group
         span.pool, span.page_bytes = self.pool.memory.data, self.page_nbytes
-        span.page_ids, span.valid = self.pool.ids(s, l), self.pool.words(s, l)
+        span.page_ids, span.valid = self.pool.ids(s, lay), self.pool.words(s, lay)
         span.first_slot = 0
         # Entries of a reservation or an open restore lie behind the end.
-        span.last_slot = min(self.pool.layer(s, l).end, self.pool.layer(s, l).pages * self.tokens)
+        span.last_slot = min(self.pool.layer(s, lay).end, self.pool.layer(s, lay).pages * self.tokens)
         span.row_bytes, span.page_tokens = self.stride, <int32_t>self.tokens
         span.head_dim, span.group = <int32_t>self.dim, <int32_t>self.group
         span.kv_heads = span.last_head = <int32_t>self.heads
@@ -252,7 +252,7 @@ cdef class PagedSession:
         """Store rows k, v (n, H_kv, D) at ascending positions (n,)."""
         cdef PagedStore store = self.store
         cdef PagePool pool = self.settled()
-        cdef int64_t l = layer_index(layer, store.layers)
+        cdef int64_t lay = layer_index(layer, store.layers)
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), i, h, slot, unfit
         cdef int64_t row = store.heads * store.dim, tile = store.tokens * store.stride
@@ -270,34 +270,34 @@ cdef class PagedSession:
                     f"{name} has {(<const float *><size_t>values)[unfit]} at position "
                     f"{at[unfit // row]}, which {store.page_format} can't hold; scale it, or use fp32"
                 )
-        pool.prepare_append(self.slot, l, at, n)
+        pool.prepare_append(self.slot, lay, at, n)
         for i in range(n):
             slot = at[i] - store.base
-            page = pool.page(pool.own(self.slot, l, slot // store.tokens))
+            page = pool.page(pool.own(self.slot, lay, slot // store.tokens))
             page += slot % store.tokens * store.stride
             for h in range(store.heads):
                 write_row(store.form, page, k_rows + i * row + h * store.dim, store.dim)
                 write_row(store.form, page + tile, v_rows + i * row + h * store.dim, store.dim)
                 page += 2 * tile
-            pool.words(self.slot, l)[slot // store.tokens] |= (
+            pool.words(self.slot, lay)[slot // store.tokens] |= (
                 (<uint64_t>1) << (slot % store.tokens)
             )
-        pool.finish_append(self.slot, l, at[n - 1] - store.base + 1)
+        pool.finish_append(self.slot, lay, at[n - 1] - store.base + 1)
 
     def invalidate(self, layer, positions):
         """Make holes of stored positions."""
         cdef PagePool pool = self.settled()
-        cdef int64_t l = layer_index(layer, self.store.layers)
+        cdef int64_t lay = layer_index(layer, self.store.layers)
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0)
         ascending(<const int64_t *>cnp.PyArray_DATA(where), n)
-        pool.invalidate(self.slot, l, <const int64_t *>cnp.PyArray_DATA(where), n)
+        pool.invalidate(self.slot, lay, <const int64_t *>cnp.PyArray_DATA(where), n)
 
     def reserve_slot(self, layer, positions):
         """Writable K and V views (n, H_kv, D) inside the page, or None."""
         cdef PagedStore store = self.store
         cdef PagePool pool = self.settled()
-        cdef int64_t l = layer_index(layer, store.layers)
+        cdef int64_t lay = layer_index(layer, store.layers)
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), row = 0
         cdef int64_t tile = store.tokens * store.stride
@@ -308,7 +308,7 @@ cdef class PagedSession:
         if store.form != FP32:
             return None
         page_id = pool.reserve(
-            self.slot, l, <const int64_t *>cnp.PyArray_DATA(where), n, &row
+            self.slot, lay, <const int64_t *>cnp.PyArray_DATA(where), n, &row
         )
         if page_id < 0:
             return None
@@ -323,32 +323,32 @@ cdef class PagedSession:
     def commit_slot(self, layer, positions):
         """Make the reserved rows valid."""
         cdef PagePool pool = self.settled()
-        cdef int64_t l = layer_index(layer, self.store.layers)
+        cdef int64_t lay = layer_index(layer, self.store.layers)
         where = int64_positions(positions)
         pool.commit(
-            self.slot, l, <const int64_t *>cnp.PyArray_DATA(where), cnp.PyArray_DIM(where, 0)
+            self.slot, lay, <const int64_t *>cnp.PyArray_DATA(where), cnp.PyArray_DIM(where, 0)
         )
 
     def read(self, layer, positions):
         """Copies of valid rows as float32 (n, H_kv, D)."""
         cdef PagedStore store = self.store
         cdef PagePool pool = self.pool()
-        cdef int64_t l = layer_index(layer, store.layers)
+        cdef int64_t lay = layer_index(layer, store.layers)
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), i, h, slot, out = 0
         cdef int64_t tile = store.tokens * store.stride
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef const unsigned char *page
-        pool.find_valid(self.slot, l, at, n)
+        pool.find_valid(self.slot, lay, at, n)
         k = np.empty((n, store.heads, store.dim), np.float32)
         v = np.empty((n, store.heads, store.dim), np.float32)
         cdef float *k_rows = <float *>cnp.PyArray_DATA(k)
         cdef float *v_rows = <float *>cnp.PyArray_DATA(v)
         for i in range(n):
             slot = at[i] - store.base
-            page = pool.page(pool.ids(self.slot, l)[slot // store.tokens])
+            page = pool.page(pool.ids(self.slot, lay)[slot // store.tokens])
             page += slot % store.tokens * store.stride
-            for h in range(store.heads):
+            for _ in range(store.heads):
                 read_row(store.form, k_rows + out, page, store.dim)
                 read_row(store.form, v_rows + out, page + tile, store.dim)
                 page += 2 * tile
@@ -361,10 +361,10 @@ cdef class PagedSession:
         """Attention of q (H_q, D) over the layer's valid rows, into out (H_q, D)."""
         cdef PagedStore store = self.store
         self.pool()
-        cdef int64_t l = layer_index(layer, store.layers), h, d
+        cdef int64_t lay = layer_index(layer, store.layers), h, d
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
         cdef float *rows = floats(out, "out", 2, 0, store.q_heads, store.dim, True)
-        cdef kv_span span = store.whole(self.slot, l, queries, finite_scale(scale))
+        cdef kv_span span = store.whole(self.slot, lay, queries, finite_scale(scale))
         cdef float total
         store.attend_whole(&span)
         rows += store.first_query * store.dim
@@ -382,9 +382,9 @@ cdef class PagedSession:
         """
         cdef PagedStore store = self.store
         self.pool()
-        cdef int64_t l = layer_index(layer, store.layers), first, last, start, stop
+        cdef int64_t lay = layer_index(layer, store.layers), first, last, start, stop
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
-        cdef kv_span span = store.whole(self.slot, l, queries, finite_scale(scale))
+        cdef kv_span span = store.whole(self.slot, lay, queries, finite_scale(scale))
         own_first, own_last = store.spec.heads
         first, last = bounds(kv_heads, "kv_heads", own_first, own_last)
         start, stop = bounds(positions, "positions", 0, 2**62)
@@ -409,15 +409,15 @@ cdef class PagedSession:
         """Causal attention of q (n, H_q, D), the newest n positions, into out."""
         cdef PagedStore store = self.store
         cdef PagePool pool = self.pool()
-        cdef int64_t l = layer_index(layer, store.layers), n = block_rows(q)
+        cdef int64_t lay = layer_index(layer, store.layers), n = block_rows(q)
         cdef float *queries = floats(q, "q", 3, n, store.q_heads, store.dim, False)
         cdef float *rows = floats(out, "out", 3, n, store.q_heads, store.dim, True)
-        cdef kv_span span = store.whole(self.slot, l, queries, finite_scale(scale))
-        span.last_slot = pool.length(self.slot, l)
-        if pool.layer(self.slot, l).slot == OPEN:
-            span.last_slot = pool.layer(self.slot, l).end
+        cdef kv_span span = store.whole(self.slot, lay, queries, finite_scale(scale))
+        span.last_slot = pool.length(self.slot, lay)
+        if pool.layer(self.slot, lay).slot == OPEN:
+            span.last_slot = pool.layer(self.slot, lay).end
         if n > span.last_slot:
-            raise OutOfRange(f"q has {n} rows; layer {l} has {span.last_slot} positions")
+            raise OutOfRange(f"q has {n} rows; layer {lay} has {span.last_slot} positions")
         if n:
             attend_block(
                 &span, store.form, n, store.q_heads * store.dim,
@@ -434,20 +434,20 @@ cdef class PagedSession:
     def valid(self, layer):
         """bool (length - base_position,): True where a row is valid."""
         cdef PagePool pool = self.pool()
-        cdef int64_t l = layer_index(layer, self.store.layers), i, tokens = self.store.tokens
-        bits = np.zeros(pool.length(self.slot, l), np.bool_)
+        cdef int64_t lay = layer_index(layer, self.store.layers), i, tokens = self.store.tokens
+        bits = np.zeros(pool.length(self.slot, lay), np.bool_)
         cdef unsigned char *at = <unsigned char *>cnp.PyArray_DATA(bits)
         for i in range(cnp.PyArray_DIM(bits, 0)):
-            at[i] = pool.words(self.slot, l)[i // tokens] >> (i % tokens) & 1
+            at[i] = pool.words(self.slot, lay)[i // tokens] >> (i % tokens) & 1
         return bits
 
     def page_table(self, layer):
         """The layer's page ids, int32, from base_position on, and its length."""
         cdef PagePool pool = self.pool()
-        cdef int64_t l = layer_index(layer, self.store.layers)
-        cdef int64_t length = pool.length(self.slot, l), n = pool.pages_for(length)
+        cdef int64_t lay = layer_index(layer, self.store.layers)
+        cdef int64_t length = pool.length(self.slot, lay), n = pool.pages_for(length)
         ids = np.empty(n, np.int32)
-        memcpy(cnp.PyArray_DATA(ids), pool.ids(self.slot, l), n * sizeof(int32_t))
+        memcpy(cnp.PyArray_DATA(ids), pool.ids(self.slot, lay), n * sizeof(int32_t))
         return PageTable(ids, self.store.base + length)
 
     # Branches and the ways back -------------------------------------------------------------------
@@ -491,20 +491,20 @@ cdef class PagedSession:
     def page_bytes(self, layer, index):
         """Page `index` of the layer, read-only; None for a page of holes."""
         cdef PagePool pool = self.settled()
-        cdef int64_t l = layer_index(layer, self.store.layers), i = integer(index, "index")
-        cdef int64_t n = pool.pages_for(pool.length(self.slot, l))
+        cdef int64_t lay = layer_index(layer, self.store.layers), i = integer(index, "index")
+        cdef int64_t n = pool.pages_for(pool.length(self.slot, lay))
         pool.at_boundary(self.slot)
         if not 0 <= i < n:
             raise OutOfRange(f"page index is {i}; allowed: 0 to {n - 1}")
         # A page that a reservation alone holds has nothing to show.
-        if not pool.words(self.slot, l)[i]:
+        if not pool.words(self.slot, lay)[i]:
             return None
-        return self._page_view(pool.ids(self.slot, l)[i], False)
+        return self._page_view(pool.ids(self.slot, lay)[i], False)
 
     def begin_restore(self, valid):
         """Take pages for the rows marked in valid (L, rows); writable views of each, by layer."""
         cdef PagePool pool = self.pool()
-        cdef int64_t l, i, rows
+        cdef int64_t lay, i, rows
         if (
             not isinstance(valid, np.ndarray) or valid.dtype != np.bool_ or valid.ndim != 2
             or valid.shape[0] != self.store.layers
@@ -517,10 +517,10 @@ cdef class PagedSession:
         pool.begin_restore(self.slot, <const unsigned char *>cnp.PyArray_DATA(bits), rows)
         return [
             [
-                self._page_view(pool.ids(self.slot, l)[i], True)
+                self._page_view(pool.ids(self.slot, lay)[i], True)
                 for i in range(pool.pages_for(rows))
             ]
-            for l in range(self.store.layers)
+            for lay in range(self.store.layers)
         ]
 
     def finish_restore(self):

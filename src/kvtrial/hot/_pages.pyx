@@ -2,7 +2,7 @@
 
 Integers only: rows go in and out in `_paged`. All memory is mapped when the pool opens; tables are
 touched as far as they are used. Every verb checks first and changes afterwards, so that an error
-changes nothing. Arguments s and l are an owner's slot and a layer, `index` is an entry of a page
+changes nothing. Arguments s and lay are an owner's slot and a layer, `index` is an entry of a page
 table, `at` holds absolute positions; ends and lengths inside count from base_position.
 
 Decided where the contract is silent: a session has room for 64 Ki positions or the whole pool,
@@ -70,14 +70,14 @@ cdef class PagePool:
 
     # Entries --------------------------------------------------------------------------------------
 
-    cdef Layer *layer(self, int64_t s, int64_t l) noexcept:
-        return self._layers + s * self.layers + l
+    cdef Layer *layer(self, int64_t s, int64_t lay) noexcept:
+        return self._layers + s * self.layers + lay
 
-    cdef int32_t *ids(self, int64_t s, int64_t l) noexcept:
-        return self._ids + (s * self.layers + l) * self.table_pages
+    cdef int32_t *ids(self, int64_t s, int64_t lay) noexcept:
+        return self._ids + (s * self.layers + lay) * self.table_pages
 
-    cdef uint64_t *words(self, int64_t s, int64_t l) noexcept:
-        return self._words + (s * self.layers + l) * self.table_pages
+    cdef uint64_t *words(self, int64_t s, int64_t lay) noexcept:
+        return self._words + (s * self.layers + lay) * self.table_pages
 
     cdef unsigned char *page(self, int32_t page_id) noexcept:
         return self.memory.data + <int64_t>page_id * self.page_bytes
@@ -85,15 +85,15 @@ cdef class PagePool:
     cdef int64_t pages_for(self, int64_t rows) noexcept:
         return (rows + self.tokens - 1) // self.tokens
 
-    cdef int64_t length(self, int64_t s, int64_t l) noexcept:
+    cdef int64_t length(self, int64_t s, int64_t lay) noexcept:
         """Highest valid or reserved slot + 1."""
-        cdef Layer *layer = self.layer(s, l)
+        cdef Layer *layer = self.layer(s, lay)
         cdef int64_t index
         if layer.slot == OPEN:
             return layer.slot_start + layer.slot_n
         for index in range(self.pages_for(layer.end) - 1, -1, -1):
-            if self.words(s, l)[index]:
-                return index * self.tokens + kv_highest_bit(self.words(s, l)[index]) + 1
+            if self.words(s, lay)[index]:
+                return index * self.tokens + kv_highest_bit(self.words(s, lay)[index]) + 1
         return 0
 
     cdef void poison_rows(self, int32_t page_id, int64_t start, int64_t stop) noexcept:
@@ -121,43 +121,43 @@ cdef class PagePool:
             self._free[self.free] = page_id
             self.free += 1
 
-    cdef void clear_entry(self, int64_t s, int64_t l, int64_t index) noexcept:
+    cdef void clear_entry(self, int64_t s, int64_t lay, int64_t index) noexcept:
         """Gives an entry's page back and leaves it empty."""
-        cdef int32_t *page_id = self.ids(s, l) + index
+        cdef int32_t *page_id = self.ids(s, lay) + index
         if page_id[0] >= 0:
             self.give_back(page_id[0])
         page_id[0] = -1
-        self.words(s, l)[index] = 0
+        self.words(s, lay)[index] = 0
 
-    cdef void release_from(self, int64_t s, int64_t l, int64_t index) noexcept:
+    cdef void release_from(self, int64_t s, int64_t lay, int64_t index) noexcept:
         """Ends the table before ``index``."""
         cdef int64_t i
-        for i in range(index, self.layer(s, l).pages):
-            self.clear_entry(s, l, i)
-        self.layer(s, l).pages = min(self.layer(s, l).pages, index)
+        for i in range(index, self.layer(s, lay).pages):
+            self.clear_entry(s, lay, i)
+        self.layer(s, lay).pages = min(self.layer(s, lay).pages, index)
 
-    cdef void extend_to(self, int64_t s, int64_t l, int64_t index) noexcept:
+    cdef void extend_to(self, int64_t s, int64_t lay, int64_t index) noexcept:
         """Makes the table reach ``index``, with empty entries."""
-        cdef Layer *layer = self.layer(s, l)
+        cdef Layer *layer = self.layer(s, lay)
         while layer.pages <= index:
-            self.ids(s, l)[layer.pages] = -1
-            self.words(s, l)[layer.pages] = 0
+            self.ids(s, lay)[layer.pages] = -1
+            self.words(s, lay)[layer.pages] = 0
             layer.pages += 1
 
-    cdef int32_t own(self, int64_t s, int64_t l, int64_t index) noexcept:
+    cdef int32_t own(self, int64_t s, int64_t lay, int64_t index) noexcept:
         """Makes the page of an entry this owner's alone: the first write to a shared page copies it.
 
         The page that a fork lies in always carries the parent's rows, even where the branch had
         given it back: `commit_prefix` then moves a page and never a row.
         """
-        self.extend_to(s, l, index)
-        cdef int32_t *entry = self.ids(s, l) + index
+        self.extend_to(s, lay, index)
+        cdef int32_t *entry = self.ids(s, lay) + index
         cdef int32_t old = entry[0], source = old, parent = self.owners[s].parent
         if old >= 0 and self.references[old] == 1:
             return old
         if old < 0 and parent >= 0 and index == self.owners[s].fork // self.tokens:
-            if index < self.layer(parent, l).pages:
-                source = self.ids(parent, l)[index]
+            if index < self.layer(parent, lay).pages:
+                source = self.ids(parent, lay)[index]
         entry[0] = self.take()
         if source >= 0:
             memcpy(self.page(entry[0]), self.page(source), self.page_bytes)
@@ -167,61 +167,61 @@ cdef class PagePool:
 
     # Reservations ---------------------------------------------------------------------------------
 
-    cdef bint _reserved_only(self, int64_t s, int64_t l) noexcept:
+    cdef bint _reserved_only(self, int64_t s, int64_t lay) noexcept:
         """Whether an open reservation alone holds its page."""
-        cdef Layer *layer = self.layer(s, l)
-        return layer.slot == OPEN and not self.words(s, l)[layer.slot_start // self.tokens]
+        cdef Layer *layer = self.layer(s, lay)
+        return layer.slot == OPEN and not self.words(s, lay)[layer.slot_start // self.tokens]
 
-    cdef void cancel(self, int64_t s, int64_t l) noexcept:
-        cdef Layer *layer = self.layer(s, l)
+    cdef void cancel(self, int64_t s, int64_t lay) noexcept:
+        cdef Layer *layer = self.layer(s, lay)
         if layer.slot == OPEN:
-            if self._reserved_only(s, l):
-                self.clear_entry(s, l, layer.slot_start // self.tokens)
-            self.release_from(s, l, self.pages_for(layer.end))
+            if self._reserved_only(s, lay):
+                self.clear_entry(s, lay, layer.slot_start // self.tokens)
+            self.release_from(s, lay, self.pages_for(layer.end))
             self.owners[s].reservations -= 1
         layer.slot = IDLE
 
     cdef void cancel_all(self, int64_t s) noexcept:
-        cdef int64_t l
+        cdef int64_t lay
         if self.owners[s].reservations:
-            for l in range(self.layers):
-                if self.layer(s, l).slot == OPEN:
-                    self.cancel(s, l)
+            for lay in range(self.layers):
+                if self.layer(s, lay).slot == OPEN:
+                    self.cancel(s, lay)
 
     # Checks ---------------------------------------------------------------------------------------
 
     cdef int at_boundary(self, int64_t s) except -1:
-        cdef int64_t l, first = self.layer(s, 0).end
-        for l in range(1, self.layers):
-            if self.layer(s, l).end != first:
+        cdef int64_t lay, first = self.layer(s, 0).end
+        for lay in range(1, self.layers):
+            if self.layer(s, lay).end != first:
                 raise StepIncomplete(
-                    f"layer {l} stands at {self.layer(s, l).end + self.base} and layer 0 at "
+                    f"layer {lay} stands at {self.layer(s, lay).end + self.base} and layer 0 at "
                     f"{first + self.base}; finish the step in every layer, or call abandon_step"
                 )
         return 0
 
-    cdef int _in_turn(self, int64_t s, int64_t l, int64_t end) except -1:
-        if l == 0:
+    cdef int _in_turn(self, int64_t s, int64_t lay, int64_t end) except -1:
+        if lay == 0:
             return self.at_boundary(s)
-        if end > self.layer(s, l - 1).end:
+        if end > self.layer(s, lay - 1).end:
             raise StepIncomplete(
-                f"layer {l} would reach {end + self.base}, past layer {l - 1} at "
-                f"{self.layer(s, l - 1).end + self.base}; go through the layers in turn"
+                f"layer {lay} would reach {end + self.base}, past layer {lay - 1} at "
+                f"{self.layer(s, lay - 1).end + self.base}; go through the layers in turn"
             )
         return 0
 
-    cdef bint _takes_page(self, int64_t s, int64_t l, int64_t index) noexcept:
+    cdef bint _takes_page(self, int64_t s, int64_t lay, int64_t index) noexcept:
         """Whether writing to an entry takes a page, once every reservation is cancelled."""
-        if index >= self.layer(s, l).pages:
+        if index >= self.layer(s, lay).pages:
             return True
-        cdef int32_t page_id = self.ids(s, l)[index]
-        return page_id < 0 or self.references[page_id] > 1 or not self.words(s, l)[index]
+        cdef int32_t page_id = self.ids(s, lay)[index]
+        return page_id < 0 or self.references[page_id] > 1 or not self.words(s, lay)[index]
 
     cdef int _room_for(self, int64_t s, int64_t needed) except -1:
-        cdef int64_t l, free = self.free
+        cdef int64_t lay, free = self.free
         if self.owners[s].reservations:
-            for l in range(self.layers):
-                free += self._reserved_only(s, l)
+            for lay in range(self.layers):
+                free += self._reserved_only(s, lay)
         if needed > free:
             raise PoolExhausted(
                 f"{needed} pages are needed and {free} of {self.pages} are free; close or roll back "
@@ -229,9 +229,9 @@ cdef class PagePool:
             )
         return 0
 
-    cdef int _check_new(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
+    cdef int _check_new(self, int64_t s, int64_t lay, const int64_t *at, int64_t n) except -1:
         """New positions: from the end on, inside capacity, gapless where holes aren't allowed."""
-        cdef int64_t i, low = self.layer(s, l).end + self.base, expected = low
+        cdef int64_t i, low = self.layer(s, lay).end + self.base, expected = low
         cdef int64_t high = self.base + self.table_pages * self.tokens
         for i in range(n):
             if not low <= at[i] < high:
@@ -246,31 +246,31 @@ cdef class PagePool:
 
     # Rows -----------------------------------------------------------------------------------------
 
-    cdef int prepare_append(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
+    cdef int prepare_append(self, int64_t s, int64_t lay, const int64_t *at, int64_t n) except -1:
         """Checks an append of n > 0 ascending positions and cancels reservations.
 
         Afterwards `own` can't fail for these positions; `finish_append` ends it.
         """
         cdef int64_t i, index, previous = -1, needed = 0
-        self._check_new(s, l, at, n)
-        self._in_turn(s, l, at[n - 1] - self.base + 1)
+        self._check_new(s, lay, at, n)
+        self._in_turn(s, lay, at[n - 1] - self.base + 1)
         for i in range(n):
             index = (at[i] - self.base) // self.tokens
             if index != previous:
-                needed += self._takes_page(s, l, index)
+                needed += self._takes_page(s, lay, index)
                 previous = index
         self._room_for(s, needed)
         self.cancel_all(s)
-        self.layer(s, l).slot = IDLE
+        self.layer(s, lay).slot = IDLE
         return 0
 
-    cdef void finish_append(self, int64_t s, int64_t l, int64_t end) noexcept:
-        self.layer(s, l).end = end
+    cdef void finish_append(self, int64_t s, int64_t lay, int64_t end) noexcept:
+        self.layer(s, lay).end = end
         self.owners[s].version += 1
 
-    cdef int invalidate(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
+    cdef int invalidate(self, int64_t s, int64_t lay, const int64_t *at, int64_t n) except -1:
         """Makes holes; a page that holds nothing else goes back. No page is copied for a hole."""
-        cdef int64_t i, index, end = self.layer(s, l).end
+        cdef int64_t i, index, end = self.layer(s, lay).end
         cdef uint64_t *word
         if not self.owners[s].holes:
             raise HoleNotAllowed(
@@ -284,21 +284,21 @@ cdef class PagePool:
         if not n:
             return 0
         self.cancel_all(s)
-        self.layer(s, l).slot = IDLE
+        self.layer(s, lay).slot = IDLE
         for i in range(n):
             index = (at[i] - self.base) // self.tokens
-            word = self.words(s, l) + index
+            word = self.words(s, lay) + index
             word[0] &= ~((<uint64_t>1) << ((at[i] - self.base) % self.tokens))
             if not word[0]:
-                self.clear_entry(s, l, index)
+                self.clear_entry(s, lay, index)
         self.owners[s].version += 1
         return 0
 
     cdef int reserve(
-        self, int64_t s, int64_t l, const int64_t *at, int64_t n, int64_t *row
+        self, int64_t s, int64_t lay, const int64_t *at, int64_t n, int64_t *row
     ) except -2:
         """The page of a reservation and its first row in it; -1 where there can't be one."""
-        cdef Layer *layer = self.layer(s, l)
+        cdef Layer *layer = self.layer(s, lay)
         cdef int64_t i, start, index
         if not n or at[n - 1] >= self.base + self.table_pages * self.tokens:
             return -1
@@ -311,18 +311,18 @@ cdef class PagePool:
         index, row[0] = start // self.tokens, start % self.tokens
         if row[0] + n > self.tokens:
             return -1
-        self._in_turn(s, l, start + n)
-        self._room_for(s, self._takes_page(s, l, index))
+        self._in_turn(s, lay, start + n)
+        self._room_for(s, self._takes_page(s, lay, index))
         self.cancel_all(s)
-        cdef int32_t page_id = self.own(s, l, index)
+        cdef int32_t page_id = self.own(s, lay, index)
         self.poison_rows(page_id, row[0], row[0] + n)
         layer.slot, layer.slot_start, layer.slot_n = OPEN, start, n
         self.owners[s].reservations += 1
         self.owners[s].version += 1
         return page_id
 
-    cdef int commit(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
-        cdef Layer *layer = self.layer(s, l)
+    cdef int commit(self, int64_t s, int64_t lay, const int64_t *at, int64_t n) except -1:
+        cdef Layer *layer = self.layer(s, lay)
         cdef int64_t i, start
         if not n:
             return 0
@@ -332,34 +332,34 @@ cdef class PagePool:
             matches = matches and at[i] == at[i - 1] + 1
         if not matches:
             raise SlotCancelled(
-                f"no reservation of just these rows from {at[0]} on is open in layer {l}; another "
+                f"no reservation of just these rows from {at[0]} on is open in layer {lay}; another "
                 "mutation cancelled it, reserve again"
             )
         if layer.slot == OPEN:
-            self.words(s, l)[start // self.tokens] |= low_bits(n) << (start % self.tokens)
+            self.words(s, lay)[start // self.tokens] |= low_bits(n) << (start % self.tokens)
             layer.slot = COMMITTED
             layer.end = start + n
             self.owners[s].reservations -= 1
             self.owners[s].version += 1
         return 0
 
-    cdef int find_valid(self, int64_t s, int64_t l, const int64_t *at, int64_t n) except -1:
+    cdef int find_valid(self, int64_t s, int64_t lay, const int64_t *at, int64_t n) except -1:
         """`OutOfRange` unless a row is valid at every position."""
-        cdef int64_t i, slot, end = self.layer(s, l).end
+        cdef int64_t i, slot, end = self.layer(s, lay).end
         for i in range(n):
             slot = at[i] - self.base
             if not 0 <= slot < end:
                 raise OutOfRange(
                     f"position is {at[i]}; allowed: {self.base} to {self.base + end - 1}"
                 )
-            if not self.words(s, l)[slot // self.tokens] >> (slot % self.tokens) & 1:
+            if not self.words(s, lay)[slot // self.tokens] >> (slot % self.tokens) & 1:
                 raise OutOfRange(f"position {at[i]} is a hole; valid() shows which rows there are")
         return 0
 
     # Owners and branches --------------------------------------------------------------------------
 
     cdef int64_t open_owner(self, bint holes) except -1:
-        cdef int64_t s, l
+        cdef int64_t s, lay
         cdef Owner *owner
         for s in range(SESSIONS):
             owner = self.owners + s
@@ -367,8 +367,8 @@ cdef class PagePool:
                 owner.open, owner.holes = True, holes
                 owner.parent, owner.restoring = -1, -1
                 owner.version, owner.branches, owner.reservations = 0, 0, 0
-                for l in range(self.layers):
-                    memset(self.layer(s, l), 0, sizeof(Layer))
+                for lay in range(self.layers):
+                    memset(self.layer(s, lay), 0, sizeof(Layer))
                 return s
         raise PoolExhausted(
             f"all {SESSIONS} sessions and branches of the store are open; close one"
@@ -385,9 +385,9 @@ cdef class PagePool:
 
     cdef void _discard(self, int64_t s) noexcept:
         cdef Owner *owner = self.owners + s
-        cdef int64_t l
-        for l in range(self.layers):
-            self.release_from(s, l, 0)
+        cdef int64_t lay
+        for lay in range(self.layers):
+            self.release_from(s, lay, 0)
         if owner.parent >= 0:
             self.owners[owner.parent].branches -= 1
         owner.open = False
@@ -395,26 +395,26 @@ cdef class PagePool:
         owner.generation += 1
 
     cdef int64_t begin_branch(self, int64_t s) except -1:
-        cdef int64_t child, l, index, fork = self.layer(s, 0).end
+        cdef int64_t child, lay, index, fork = self.layer(s, 0).end
         self.at_boundary(s)
         child = self.open_owner(self.owners[s].holes)
         self.owners[s].branches += 1
         self.owners[child].parent = <int32_t>s
         self.owners[child].fork = fork
         self.owners[child].parent_version = self.owners[s].version
-        for l in range(self.layers):
-            for index in range(min(self.pages_for(fork), self.layer(s, l).pages)):
-                self.extend_to(child, l, index)
-                if self.words(s, l)[index]:
-                    self.words(child, l)[index] = self.words(s, l)[index]
-                    self.ids(child, l)[index] = self.ids(s, l)[index]
-                    self.references[self.ids(s, l)[index]] += 1
-            self.layer(child, l).end = fork
+        for lay in range(self.layers):
+            for index in range(min(self.pages_for(fork), self.layer(s, lay).pages)):
+                self.extend_to(child, lay, index)
+                if self.words(s, lay)[index]:
+                    self.words(child, lay)[index] = self.words(s, lay)[index]
+                    self.ids(child, lay)[index] = self.ids(s, lay)[index]
+                    self.references[self.ids(s, lay)[index]] += 1
+            self.layer(child, lay).end = fork
         return child
 
     cdef int commit_prefix(self, int64_t s, int64_t k) except -1:
         cdef Owner *owner = self.owners + s
-        cdef int64_t l, appended
+        cdef int64_t lay, appended
         if owner.parent < 0:
             raise InvalidArgument("the session is no branch; commit what begin_branch gave")
         self.at_boundary(s)
@@ -431,13 +431,13 @@ cdef class PagePool:
         if k:
             self.cancel_all(s)
             self.cancel_all(owner.parent)
-            for l in range(self.layers):
-                self._move_pages(s, l, owner.fork + k)
+            for lay in range(self.layers):
+                self._move_pages(s, lay, owner.fork + k)
             self.owners[owner.parent].version += 1
         self._discard(s)
         return 0
 
-    cdef void _move_pages(self, int64_t s, int64_t l, int64_t end) noexcept:
+    cdef void _move_pages(self, int64_t s, int64_t lay, int64_t end) noexcept:
         """The branch's pages from the fork on become the parent's, cut at ``end``."""
         cdef int64_t parent = self.owners[s].parent, fork = self.owners[s].fork
         cdef int64_t index, first
@@ -446,20 +446,20 @@ cdef class PagePool:
             first = index * self.tokens
             kept = low_bits(fork - first)
             wanted = low_bits(end - first) & ~kept
-            self.extend_to(parent, l, index)
-            if index >= self.layer(s, l).pages or not self.words(s, l)[index] & wanted:
+            self.extend_to(parent, lay, index)
+            if index >= self.layer(s, lay).pages or not self.words(s, lay)[index] & wanted:
                 continue
             # Invariant of `own`: the branch's page carries the parent's rows below the fork.
-            kept &= self.words(parent, l)[index]
-            wanted &= self.words(s, l)[index]
-            self.clear_entry(parent, l, index)
-            self.ids(parent, l)[index] = self.ids(s, l)[index]
-            self.words(parent, l)[index] = kept | wanted
-            self.ids(s, l)[index] = -1
-            self.words(s, l)[index] = 0
-            self.poison_rows(self.ids(parent, l)[index], min(end - first, self.tokens), self.tokens)
-        self.layer(parent, l).end = end
-        self.layer(parent, l).slot = IDLE
+            kept &= self.words(parent, lay)[index]
+            wanted &= self.words(s, lay)[index]
+            self.clear_entry(parent, lay, index)
+            self.ids(parent, lay)[index] = self.ids(s, lay)[index]
+            self.words(parent, lay)[index] = kept | wanted
+            self.ids(s, lay)[index] = -1
+            self.words(s, lay)[index] = 0
+            self.poison_rows(self.ids(parent, lay)[index], min(end - first, self.tokens), self.tokens)
+        self.layer(parent, lay).end = end
+        self.layer(parent, lay).slot = IDLE
 
     cdef int rollback_tail(self, int64_t s, int64_t n) except -1:
         cdef int64_t child, end = self.layer(s, 0).end
@@ -481,27 +481,27 @@ cdef class PagePool:
 
     cdef void truncate(self, int64_t s, int64_t end) noexcept:
         """Drops rows and reservations from ``end`` on, in every layer. No row is copied."""
-        cdef int64_t l, index = end // self.tokens, rows = end % self.tokens
+        cdef int64_t lay, index = end // self.tokens, rows = end % self.tokens
         self.cancel_all(s)
-        for l in range(self.layers):
-            if self.layer(s, l).end <= end:
+        for lay in range(self.layers):
+            if self.layer(s, lay).end <= end:
                 continue
-            self.layer(s, l).slot = IDLE
-            self.release_from(s, l, self.pages_for(end))
-            if rows and index < self.layer(s, l).pages:
-                self.words(s, l)[index] &= low_bits(rows)
-                if not self.words(s, l)[index]:
-                    self.clear_entry(s, l, index)
-                elif self.references[self.ids(s, l)[index]] == 1:
-                    self.poison_rows(self.ids(s, l)[index], rows, self.tokens)
-            self.layer(s, l).end = end
+            self.layer(s, lay).slot = IDLE
+            self.release_from(s, lay, self.pages_for(end))
+            if rows and index < self.layer(s, lay).pages:
+                self.words(s, lay)[index] &= low_bits(rows)
+                if not self.words(s, lay)[index]:
+                    self.clear_entry(s, lay, index)
+                elif self.references[self.ids(s, lay)[index]] == 1:
+                    self.poison_rows(self.ids(s, lay)[index], rows, self.tokens)
+            self.layer(s, lay).end = end
             self.owners[s].version += 1
 
     # Restores -------------------------------------------------------------------------------------
 
     cdef int begin_restore(self, int64_t s, const unsigned char *valid, int64_t rows) except -1:
         cdef Owner *owner = self.owners + s
-        cdef int64_t l, i, needed = 0, last
+        cdef int64_t lay, i, needed = 0, last
         if owner.restoring >= 0:
             raise StepIncomplete("a restore is open; finish_restore or cancel_restore first")
         if owner.parent >= 0 or self.layer(s, 0).end:
@@ -510,13 +510,13 @@ cdef class PagePool:
             raise OutOfRange(
                 f"valid has {rows} rows; allowed: 0 to {self.table_pages * self.tokens}"
             )
-        for l in range(self.layers):
+        for lay in range(self.layers):
             last = -1
             for i in range(rows):
-                if not valid[l * rows + i]:
+                if not valid[lay * rows + i]:
                     if not owner.holes:
                         raise HoleNotAllowed(
-                            f"position {self.base + i} of layer {l} is a hole; open the session "
+                            f"position {self.base + i} of layer {lay} is a hole; open the session "
                             "with position_holes_allowed=True"
                         )
                 elif i // self.tokens != last:
@@ -524,32 +524,32 @@ cdef class PagePool:
                     needed += 1
         self._room_for(s, needed)
         self.cancel_all(s)
-        for l in range(self.layers):
+        for lay in range(self.layers):
             if rows:
-                self.extend_to(s, l, self.pages_for(rows) - 1)
+                self.extend_to(s, lay, self.pages_for(rows) - 1)
             for i in range(rows):
-                if valid[l * rows + i]:
-                    if self.ids(s, l)[i // self.tokens] < 0:
-                        self.ids(s, l)[i // self.tokens] = self.take()
-                    self.words(s, l)[i // self.tokens] |= (<uint64_t>1) << (i % self.tokens)
+                if valid[lay * rows + i]:
+                    if self.ids(s, lay)[i // self.tokens] < 0:
+                        self.ids(s, lay)[i // self.tokens] = self.take()
+                    self.words(s, lay)[i // self.tokens] |= (<uint64_t>1) << (i % self.tokens)
         owner.restoring = rows
         return 0
 
     cdef int finish_restore(self, int64_t s) except -1:
-        cdef int64_t l
+        cdef int64_t lay
         if self.owners[s].restoring < 0:
             raise InvalidArgument("no restore is open; call begin_restore first")
-        for l in range(self.layers):
-            self.layer(s, l).end = self.owners[s].restoring
+        for lay in range(self.layers):
+            self.layer(s, lay).end = self.owners[s].restoring
         self.owners[s].restoring = -1
         self.owners[s].version += 1
         return 0
 
     cdef int cancel_restore(self, int64_t s) except -1:
-        cdef int64_t l
+        cdef int64_t lay
         if self.owners[s].restoring < 0:
             raise InvalidArgument("no restore is open; call begin_restore first")
-        for l in range(self.layers):
-            self.release_from(s, l, 0)
+        for lay in range(self.layers):
+            self.release_from(s, lay, 0)
         self.owners[s].restoring = -1
         return 0
