@@ -335,7 +335,7 @@ cdef class PagedSession:
         cdef PagePool pool = self.pool()
         cdef int64_t lay = layer_index(layer, store.layers)
         where = int64_positions(positions)
-        cdef int64_t n = cnp.PyArray_DIM(where, 0), i, h, slot, out = 0
+        cdef int64_t n = cnp.PyArray_DIM(where, 0), i, slot, out = 0
         cdef int64_t tile = store.tokens * store.stride
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef const unsigned char *page
