@@ -1,0 +1,35 @@
+"""Progress lines: what is done and what is left, at a pace a log can bear."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtrial.stages import common
+from kvtrial.stages.workload import share_done
+
+
+def test_a_long_unit_says_its_share_at_most_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(common.time, "monotonic", lambda: now[0])
+    with common.Progress("workload", {"session 0": 3.0, "session 1": 1.0}) as progress:
+        for second, share in ((1, 0.1), (20, 0.2), (25, 0.3), (40, 0.4)):
+            now[0] = 100.0 + second
+            progress.within("session 0", share)
+        now[0] = 160.0
+        progress.done("session 0")
+    lines = capsys.readouterr().err.splitlines()
+    # 0.2 of 3 in 4 units is 15%: 20 s for that leave 20 * 85 / 15 = 113 s.
+    assert lines == [
+        "workload: session 0 at 20%, 15% of all, about 2 min left",
+        "workload: session 0 at 40%, 30% of all, about 2 min left",
+        "workload: session 0 done, 75% of all, about 20 s left",
+    ]
+
+
+def test_a_prefill_is_half_done_later_than_at_half_of_its_positions() -> None:
+    assert share_done(0, 16384) == 0.0
+    assert share_done(16384, 16384) == 1.0
+    # 8192 * (8192 + 8192) / (16384 * (8192 + 16384)) = 1/3
+    assert share_done(8192, 16384) == pytest.approx(1 / 3, rel=1e-12)
