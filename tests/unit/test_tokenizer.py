@@ -11,7 +11,6 @@ import pytest
 from kvtrial import models
 from kvtrial.engine.errors import (
     GgufInvalid,
-    ModelNotFetched,
     TokenizerUnsupported,
     UnknownToken,
 )
@@ -49,10 +48,7 @@ def bare(tokens: list[str], merges: list[str]) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def smollm2() -> Tokenizer:
-    try:
-        return Tokenizer(read_gguf(models.path_of("smollm2-135m-instruct-q4_1")))
-    except ModelNotFetched as error:
-        pytest.skip(str(error))
+    return Tokenizer(read_gguf(models.path_of("smollm2-135m-instruct-q4_1")))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[repr(r["text"])[:24] for r in ROWS])
