@@ -111,3 +111,12 @@ def test_outcomes_of_the_suite_become_events():
     ]
     assert list(table["value"].fillna(-1)) == [1, 0, -1, 0]
     assert set(table["candidate"]) == {"K1"}
+
+
+def test_an_arm_without_a_usable_time_is_a_dash_in_the_written_pages(tmp_path):
+    broken = {**RUST_WINS, "K2": {c: [float("nan")] * len(b) for c, b in RUST_WINS["K2"].items()}}
+    run_dir = finished_run(tmp_path, broken)
+    write_verdict(run_dir)
+    adopted(run_dir, tmp_path)
+    text = (tmp_path / "docs" / "session-state.md").read_text(encoding="utf-8")
+    assert "| 4096 | 1 | 1 | K2 | - | - | - | 12 |" in text

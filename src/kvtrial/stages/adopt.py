@@ -59,6 +59,11 @@ def write_selection(chosen: dict[str, Any], path: Path) -> None:
     write_text(path, text + yaml.safe_dump(entries, sort_keys=True))
 
 
+def places(value: float | None, digits: int) -> str:
+    """A number to so many decimals; a dash for what could not be measured."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 def page(name: str, verdict: dict[str, Any]) -> str:
     """One written page, a template of kvtrial/templates filled from the verdict alone."""
     environment = jinja2.Environment(
@@ -68,6 +73,7 @@ def page(name: str, verdict: dict[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["places"] = places
     primary = next(arm for arm in verdict["hot"]["arms"] if arm["role"] == "primary")
     return environment.get_template(f"{name}.j2").render(verdict=verdict, primary=primary)
 
