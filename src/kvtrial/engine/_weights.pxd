@@ -1,17 +1,19 @@
 from libc.stdint cimport int8_t, uint8_t
 
+cdef extern from "row_dots.h" nogil:
+    ctypedef struct Activation "kv_activation":
+        Py_ssize_t cols
+        const float* values
+        const int8_t* bytes
+        const float* pairs
+        const float* sums
+
+
+# Rows row_bytes apart (0: one row, four times over) with n <= KV_DOT_VECTORS vectors.
+# sums: OUT (n, 4).
 ctypedef void (*dot4_t)(
-    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, float* sums
+    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil
-
-
-cdef struct Activation:
-    # One vector that weights are multiplied with.
-    Py_ssize_t cols
-    const float* values  # (cols,)
-    const int8_t* bytes  # (cols,) values / scale, rounded
-    const float* pairs   # (cols / 32, 2) per block: scale, scale * sum of its bytes
-    const float* sums    # (cols / 32,) per block: sum of its values
 
 
 cdef struct Target:

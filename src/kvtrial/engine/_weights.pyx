@@ -9,7 +9,7 @@ The scale and the block sum of a quantised activation are float32: in fp16 the s
 3,000s already overflows.
 """
 
-from libc.math cimport fabsf, isfinite
+from libc.math cimport isfinite
 from libc.stdint cimport int8_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -19,31 +19,33 @@ import numpy as np
 cdef extern from "quants.h" nogil:
     ctypedef struct q_f32x8:
         pass
-    ctypedef struct q_i8x32:
-        pass
-    ctypedef struct q_f32x4:
-        pass
     q_f32x8 q_set(float a)
     q_f32x8 q_load(const float* p)
     void q_store(float* p, q_f32x8 a)
     q_f32x8 q_add(q_f32x8 a, q_f32x8 b)
     q_f32x8 q_mul(q_f32x8 a, q_f32x8 b)
     q_f32x8 q_fma(q_f32x8 a, q_f32x8 b, q_f32x8 c)
+    q_f32x8 q_max(q_f32x8 a, q_f32x8 b)
     float q_sum(q_f32x8 a)
+    float q_max_lane(q_f32x8 a)
     float q_half(const void* p)
     q_f32x8 q_load_f16(const void* p)
-    q_i8x32 q_load_i8(const void* p)
-    q_i8x32 q_load_nibbles(const void* p)
     void q_spread_nibbles(const void* p, int8_t* out)
-    q_f32x8 q_dot_unsigned(q_i8x32 w, q_i8x32 x)
-    q_f32x8 q_dot_signed(q_i8x32 w, q_i8x32 x)
     q_f32x8 q_load_i8x8(const void* p)
-    q_f32x4 q_scale_pair(const void* header, const float* pair)
-    q_f32x4 q_zero4()
-    q_f32x4 q_add4(q_f32x4 a, q_f32x4 b)
-    q_f32x8 q_first(q_f32x4 a)
-    float q_second(q_f32x4 a)
     int q_round_i8x8(q_f32x8 a, int8_t* out)
+
+cdef extern from "row_dots.h" nogil:
+    enum:
+        BLOCK "KV_BLOCK"
+        Q4_1_BYTES "KV_Q4_1_BYTES"
+        Q8_0_BYTES "KV_Q8_0_BYTES"
+        DOT_VECTORS "KV_DOT_VECTORS"
+    void kv_dot4_q4_1_bytes(
+        const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
+    ) noexcept
+    void kv_dot4_q8_0_bytes(
+        const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
+    ) noexcept
 
 cdef extern from "thread_pool.h" nogil:
     ctypedef void (*kv_task_fn)(void* context, int64_t task) noexcept nogil
@@ -51,143 +53,98 @@ cdef extern from "thread_pool.h" nogil:
 
 cdef enum:
     TASK_ROWS = 64
-    BLOCK = 32
-    Q4_1_BYTES = 20
-    Q8_0_BYTES = 34
 
 
-# --- dots of four rows with one activation ---
-# rows: 4 rows, row_bytes apart (0: one row, four times over). sums: OUT (4,).
-
-cdef void _dot4_q4_1_bytes(
-    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, float* sums
-) noexcept nogil:
-    cdef q_f32x8 acc[4]
-    cdef q_f32x4 offset[4]
-    cdef q_f32x4 pair
-    cdef q_i8x32 xb
-    cdef const uint8_t* block
-    cdef Py_ssize_t b
-    cdef int r
-    for r in range(4):
-        acc[r] = q_set(0)
-        offset[r] = q_zero4()
-    for b in range(x.cols // BLOCK):
-        xb = q_load_i8(x.bytes + b * BLOCK)
-        for r in range(4):
-            block = rows + r * row_bytes + b * Q4_1_BYTES
-            pair = q_scale_pair(block, x.pairs + 2 * b)
-            offset[r] = q_add4(offset[r], pair)
-            acc[r] = q_fma(q_first(pair), q_dot_unsigned(q_load_nibbles(block + 4), xb), acc[r])
-    for r in range(4):
-        sums[r] = q_sum(acc[r]) + q_second(offset[r])
-
-
-cdef void _dot4_q8_0_bytes(
-    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, float* sums
-) noexcept nogil:
-    cdef q_f32x8 acc[4]
-    cdef q_f32x8 scale
-    cdef q_i8x32 xb
-    cdef const uint8_t* block
-    cdef Py_ssize_t b
-    cdef int r
-    for r in range(4):
-        acc[r] = q_set(0)
-    for b in range(x.cols // BLOCK):
-        xb = q_load_i8(x.bytes + b * BLOCK)
-        for r in range(4):
-            block = rows + r * row_bytes + b * Q8_0_BYTES
-            scale = q_set(q_half(block) * x.pairs[2 * b])
-            acc[r] = q_fma(scale, q_dot_signed(q_load_i8(block + 2), xb), acc[r])
-    for r in range(4):
-        sums[r] = q_sum(acc[r])
-
+# --- dots of four rows with unquantised vectors; those with bytes are in row_dots.h ---
 
 cdef void _dot4_q4_1_floats(
-    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, float* sums
+    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil:
     cdef q_f32x8 acc[4]
     cdef q_f32x8 dot
     cdef float offset[4]
     cdef int8_t spread[BLOCK]
     cdef const uint8_t* block
-    cdef Py_ssize_t b
+    cdef Py_ssize_t b, v
     cdef int r, i
-    for r in range(4):
-        acc[r] = q_set(0)
-        offset[r] = 0
-    for b in range(x.cols // BLOCK):
+    for v in range(n):
         for r in range(4):
-            block = rows + r * row_bytes + b * Q4_1_BYTES
-            q_spread_nibbles(block + 4, spread)
-            dot = q_set(0)
-            for i in range(4):
-                dot = q_fma(q_load_i8x8(spread + 8 * i), q_load(x.values + b * BLOCK + 8 * i), dot)
-            acc[r] = q_fma(q_set(q_half(block)), dot, acc[r])
-            offset[r] += q_half(block + 2) * x.sums[b]
-    for r in range(4):
-        sums[r] = q_sum(acc[r]) + offset[r]
+            acc[r] = q_set(0)
+            offset[r] = 0
+        for b in range(x.cols // BLOCK):
+            for r in range(4):
+                block = rows + r * row_bytes + b * Q4_1_BYTES
+                q_spread_nibbles(block + 4, spread)
+                dot = q_set(0)
+                for i in range(4):
+                    dot = q_fma(q_load_i8x8(spread + 8 * i), q_load(x[v].values + b * BLOCK + 8 * i), dot)
+                acc[r] = q_fma(q_set(q_half(block)), dot, acc[r])
+                offset[r] += q_half(block + 2) * x[v].sums[b]
+        for r in range(4):
+            sums[4 * v + r] = q_sum(acc[r]) + offset[r]
 
 
 cdef void _dot4_q8_0_floats(
-    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, float* sums
+    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil:
     cdef q_f32x8 acc[4]
     cdef q_f32x8 dot
     cdef const uint8_t* block
-    cdef Py_ssize_t b
+    cdef Py_ssize_t b, v
     cdef int r, i
-    for r in range(4):
-        acc[r] = q_set(0)
-    for b in range(x.cols // BLOCK):
+    for v in range(n):
         for r in range(4):
-            block = rows + r * row_bytes + b * Q8_0_BYTES
-            dot = q_set(0)
-            for i in range(4):
-                dot = q_fma(
-                    q_load_i8x8(block + 2 + 8 * i), q_load(x.values + b * BLOCK + 8 * i), dot
-                )
-            acc[r] = q_fma(q_set(q_half(block)), dot, acc[r])
-    for r in range(4):
-        sums[r] = q_sum(acc[r])
+            acc[r] = q_set(0)
+        for b in range(x.cols // BLOCK):
+            for r in range(4):
+                block = rows + r * row_bytes + b * Q8_0_BYTES
+                dot = q_set(0)
+                for i in range(4):
+                    dot = q_fma(
+                        q_load_i8x8(block + 2 + 8 * i), q_load(x[v].values + b * BLOCK + 8 * i), dot
+                    )
+                acc[r] = q_fma(q_set(q_half(block)), dot, acc[r])
+        for r in range(4):
+            sums[4 * v + r] = q_sum(acc[r])
 
 
 cdef void _dot4_f16(
-    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, float* sums
+    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil:
     cdef q_f32x8 acc[4]
-    cdef Py_ssize_t whole = x.cols - x.cols % 8, c
+    cdef Py_ssize_t whole = x.cols - x.cols % 8, c, v
     cdef int r
-    for r in range(4):
-        acc[r] = q_set(0)
-    for c in range(0, whole, 8):
+    for v in range(n):
         for r in range(4):
-            acc[r] = q_fma(q_load_f16(rows + r * row_bytes + 2 * c), q_load(x.values + c), acc[r])
-    for r in range(4):
-        sums[r] = q_sum(acc[r])
-        for c in range(whole, x.cols):
-            sums[r] += q_half(rows + r * row_bytes + 2 * c) * x.values[c]
+            acc[r] = q_set(0)
+        for c in range(0, whole, 8):
+            for r in range(4):
+                acc[r] = q_fma(q_load_f16(rows + r * row_bytes + 2 * c), q_load(x[v].values + c), acc[r])
+        for r in range(4):
+            sums[4 * v + r] = q_sum(acc[r])
+            for c in range(whole, x.cols):
+                sums[4 * v + r] += q_half(rows + r * row_bytes + 2 * c) * x[v].values[c]
 
 
 cdef void _dot4_f32(
-    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, float* sums
+    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil:
     cdef q_f32x8 acc[4]
     cdef const float* row
-    cdef Py_ssize_t whole = x.cols - x.cols % 8, c
+    cdef Py_ssize_t whole = x.cols - x.cols % 8, c, v
     cdef int r
-    for r in range(4):
-        acc[r] = q_set(0)
-    for c in range(0, whole, 8):
+    for v in range(n):
+        for r in range(4):
+            acc[r] = q_set(0)
+        for c in range(0, whole, 8):
+            for r in range(4):
+                row = <const float*> (rows + r * row_bytes)
+                acc[r] = q_fma(q_load(row + c), q_load(x[v].values + c), acc[r])
         for r in range(4):
             row = <const float*> (rows + r * row_bytes)
-            acc[r] = q_fma(q_load(row + c), q_load(x.values + c), acc[r])
-    for r in range(4):
-        row = <const float*> (rows + r * row_bytes)
-        sums[r] = q_sum(acc[r])
-        for c in range(whole, x.cols):
-            sums[r] += row[c] * x.values[c]
+            sums[4 * v + r] = q_sum(acc[r])
+            for c in range(whole, x.cols):
+                sums[4 * v + r] += row[c] * x[v].values[c]
 
 
 # --- products ---
@@ -197,23 +154,34 @@ cdef void _multiply_rows(
 ) noexcept nogil:
     """Rows [start, stop) of a product. A row group stays in cache for the whole batch, so the
     weights are read from memory once; a tail of fewer than four goes row by row."""
-    cdef float sums[4]
-    cdef const Target* target
-    cdef Py_ssize_t row = start, count, r, b
+    cdef float sums[4 * DOT_VECTORS]
+    cdef Py_ssize_t row = start, count, vectors, first, v
     while row < stop:
         count = 4 if row + 4 <= stop else 1
-        for b in range(n):
+        first = 0
+        while first < n:
+            vectors = min(n - first, <Py_ssize_t> DOT_VECTORS)
             product.dot4(
                 product.weights + row * product.row_bytes,
-                product.row_bytes if count == 4 else 0, x + b, sums,
+                product.row_bytes if count == 4 else 0, x + first, vectors, sums,
             )
-            target = product.targets + b
-            for r in range(row, row + count):
-                target.data[
-                    (r // target.inner) * target.outer_stride
-                    + (r % target.inner) * target.inner_stride
-                ] = sums[r - row]
+            for v in range(vectors):
+                _put(product.targets + first + v, row, sums + 4 * v, count)
+            first += vectors
         row += count
+
+
+cdef inline void _put(
+    const Target* target, Py_ssize_t row, const float* values, Py_ssize_t count
+) noexcept nogil:
+    cdef Py_ssize_t outer = row // target.inner, i
+    cdef Py_ssize_t inner = row - outer * target.inner
+    for i in range(count):
+        target.data[outer * target.outer_stride + inner * target.inner_stride] = values[i]
+        inner += 1
+        if inner == target.inner:
+            inner = 0
+            outer += 1
 
 
 cdef struct _Job:
@@ -294,19 +262,20 @@ cdef class Activations:
 cdef void _quantise_block(const float* x, int8_t* out, float* pair) noexcept nogil:
     """pair: OUT scale, scale * sum of the bytes. A value that is not finite makes the scale NaN, so
     that it surfaces in every logit instead of as a wrong number."""
-    cdef float peak = 0, spread = 0, scale
+    cdef q_f32x8 a, largest = q_set(0), spread = q_set(0)
+    cdef float peak, scale, inverse
     cdef int i, total = 0
-    for i in range(BLOCK):
-        spread += x[i] - x[i]  # NaN for NaN and inf, else 0
-        if fabsf(x[i]) > peak:
-            peak = fabsf(x[i])
+    for i in range(0, BLOCK, 8):
+        a = q_load(x + i)
+        spread = q_fma(a, q_set(0), spread)  # NaN for NaN and inf, else 0
+        largest = q_max(largest, q_max(a, q_mul(a, q_set(-1))))
+    peak = q_max_lane(largest)
     # Below this the reciprocal would overflow; such a block is zero beside any other.
     scale = peak / 127 if peak > 1e-30 else 0
+    inverse = 1 / scale if scale > 0 and isfinite(scale) else 0
     for i in range(0, BLOCK, 8):
-        total += q_round_i8x8(
-            q_mul(q_load(x + i), q_set(1 / scale if scale > 0 and isfinite(scale) else 0)), out + i
-        )
-    scale += spread
+        total += q_round_i8x8(q_mul(q_load(x + i), q_set(inverse)), out + i)
+    scale += q_sum(spread)
     pair[0] = scale
     pair[1] = scale * total
 
@@ -337,11 +306,11 @@ cdef class Matrix:
             self.quantised_dot4 = self.float_dot4 = _dot4_f16
         elif kind == "Q8_0":
             self.row_bytes = cols // BLOCK * Q8_0_BYTES
-            self.quantised_dot4 = _dot4_q8_0_bytes
+            self.quantised_dot4 = kv_dot4_q8_0_bytes
             self.float_dot4 = _dot4_q8_0_floats
         elif kind == "Q4_1":
             self.row_bytes = cols // BLOCK * Q4_1_BYTES
-            self.quantised_dot4 = _dot4_q4_1_bytes
+            self.quantised_dot4 = kv_dot4_q4_1_bytes
             self.float_dot4 = _dot4_q4_1_floats
         else:
             raise ValueError(f"{name} has kind {kind!r}; allowed: F32, F16, Q8_0, Q4_1")
@@ -387,7 +356,7 @@ cdef class Matrix:
         else:
             for b in range(self.cols // BLOCK):
                 scale = q_half(block)
-                if self.quantised_dot4 == _dot4_q4_1_bytes:
+                if self.quantised_dot4 == kv_dot4_q4_1_bytes:
                     offset = q_half(block + 2)
                     q_spread_nibbles(block + 4, spread)
                     values = spread

@@ -1,4 +1,4 @@
-/* Vector shims for the weight kernels; the loops over them are in engine/_weights.pyx.
+/* Vector shims for the weight kernels; the loops over them are in row_dots.h and the .pyx.
  *
  * Eight float lanes (q_f32x8), 32 bytes (q_i8x32). AVX2 + FMA + F16C where the compiler targets
  * them, else GCC/clang vector types, which compile to NEON on AArch64. Loads and stores are
@@ -11,6 +11,7 @@
 #define KVTRIAL_QUANTS_H
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -20,7 +21,6 @@
 
 typedef __m256 q_f32x8;
 typedef __m256i q_i8x32;
-typedef __m128 q_f32x4;
 
 static inline q_f32x8 q_set(float a) { return _mm256_set1_ps(a); }
 static inline q_f32x8 q_load(const float *p) { return _mm256_loadu_ps(p); }
@@ -35,6 +35,15 @@ static inline float q_sum(q_f32x8 a)
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* Of a NaN and a number, either. */
+static inline q_f32x8 q_max(q_f32x8 a, q_f32x8 b) { return _mm256_max_ps(a, b); }
+static inline float q_max_lane(q_f32x8 a)
+{
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
 /* Eight fp16 to float; one fp16 to float. */
@@ -53,22 +62,50 @@ static inline q_i8x32 q_load_i8(const void *p) { return _mm256_loadu_si256((cons
 
 static inline q_i8x32 q_load_nibbles(const void *p)
 {
-    __m128i b = _mm_loadu_si128((const __m128i *)p);
-    __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(b), _mm_srli_epi16(b, 4), 1);
+    __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+    both = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
     return _mm256_and_si256(both, _mm256_set1_epi8(15));
 }
 
-/* Sums of four products in each lane: w unsigned (0..15), x in -127..127. */
-static inline q_f32x8 q_dot_unsigned(q_i8x32 w, q_i8x32 x)
+/* The 32-bit lanes of a and b at even places (odd: at odd places), half by half. */
+static inline __m256i q_even_lanes(__m256i a, __m256i b)
 {
-    return _mm256_cvtepi32_ps(
-        _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+    return _mm256_castps_si256(
+        _mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0x88));
+}
+static inline __m256i q_odd_lanes(__m256i a, __m256i b)
+{
+    return _mm256_castps_si256(
+        _mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0xdd));
 }
 
-/* The same, w in -128..127: |w| * (x * sign w); 2 * 128 * 127 stays inside int16. */
-static inline q_f32x8 q_dot_signed(q_i8x32 w, q_i8x32 x)
+/* Dots of four rows with x, in two parts each: lanes r and r + 4 add to row r. w is 0..15, x
+ * -127..127: four sums of two products, 15240, stay inside int16. */
+static inline q_f32x8 q_dot4_nibbles(const q_i8x32 *w, q_i8x32 x)
 {
-    return q_dot_unsigned(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    __m256i fold[2];
+    for (int i = 0; i < 2; i++) {
+        __m256i a = _mm256_maddubs_epi16(w[2 * i], x), b = _mm256_maddubs_epi16(w[2 * i + 1], x);
+        fold[i] = _mm256_add_epi16(_mm256_blend_epi32(a, b, 0xcc), _mm256_alignr_epi8(b, a, 8));
+    }
+    __m256i s = _mm256_add_epi16(q_even_lanes(fold[0], fold[1]), q_odd_lanes(fold[0], fold[1]));
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(s, _mm256_set1_epi16(1)));
+}
+
+/* The same for w in -128..127, as |w| * (x * sign w); 2 * 128 * 127 stays inside int16. */
+static inline q_f32x8 q_dot4_bytes(const q_i8x32 *w, q_i8x32 x)
+{
+    __m256i fold[2], dot[4];
+    for (int r = 0; r < 4; r++)
+        dot[r] = _mm256_madd_epi16(
+            _mm256_maddubs_epi16(_mm256_abs_epi8(w[r]), _mm256_sign_epi8(x, w[r])),
+            _mm256_set1_epi16(1));
+    for (int i = 0; i < 2; i++)
+        fold[i] = _mm256_add_epi32(
+            _mm256_blend_epi32(dot[2 * i], dot[2 * i + 1], 0xcc),
+            _mm256_alignr_epi8(dot[2 * i + 1], dot[2 * i], 8));
+    return _mm256_cvtepi32_ps(
+        _mm256_add_epi32(q_even_lanes(fold[0], fold[1]), q_odd_lanes(fold[0], fold[1])));
 }
 
 /* Eight bytes to float. */
@@ -83,18 +120,40 @@ static inline void q_spread_nibbles(const void *p, int8_t *out)
     _mm256_storeu_si256((__m256i *)out, q_load_nibbles(p));
 }
 
-/* (d * pair[0], m * pair[1]) of a Q4_1 block's header. */
-static inline q_f32x4 q_scale_pair(const void *header, const float *pair)
+/* The first 4 bytes of four blocks, a row apart. */
+static inline __m128i q_headers(const uint8_t *block, ptrdiff_t row_bytes)
 {
-    int32_t bits;
-    memcpy(&bits, header, 4);
-    __m128 x = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)pair));
-    return _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)), x);
+    __m128i h[4];
+    for (int r = 0; r < 4; r++) {
+        int32_t bits;
+        memcpy(&bits, block + r * row_bytes, 4);
+        h[r] = _mm_cvtsi32_si128(bits);
+    }
+    return _mm_unpacklo_epi64(_mm_unpacklo_epi32(h[0], h[1]), _mm_unpacklo_epi32(h[2], h[3]));
 }
-static inline q_f32x4 q_zero4(void) { return _mm_setzero_ps(); }
-static inline q_f32x4 q_add4(q_f32x4 a, q_f32x4 b) { return _mm_add_ps(a, b); }
-static inline q_f32x8 q_first(q_f32x4 a) { return _mm256_broadcastss_ps(a); }
-static inline float q_second(q_f32x4 a) { return _mm_cvtss_f32(_mm_movehdup_ps(a)); }
+
+/* Of Q4_1 blocks of four rows. scale: OUT d in lanes r and r + 4; offset: OUT m in r + 4, else 0. */
+static inline void q_headers_q4_1(
+    const uint8_t *block, ptrdiff_t row_bytes, q_f32x8 *scale, q_f32x8 *offset)
+{
+    const __m128i d_then_m = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    __m256 both = _mm256_cvtph_ps(_mm_shuffle_epi8(q_headers(block, row_bytes), d_then_m));
+    *scale = _mm256_permute2f128_ps(both, both, 0x00);
+    *offset = _mm256_permute2f128_ps(both, both, 0x18);
+}
+
+/* Of Q8_0 blocks of four rows: d in lanes r and r + 4. */
+static inline q_f32x8 q_headers_q8_0(const uint8_t *block, ptrdiff_t row_bytes)
+{
+    const __m128i d_twice = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
+    return _mm256_cvtph_ps(_mm_shuffle_epi8(q_headers(block, row_bytes), d_twice));
+}
+
+/* out: OUT (4,) lane r + lane r + 4. */
+static inline void q_store_halves_sum(float *out, q_f32x8 a)
+{
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+}
 
 /* Nearest integers (ties to even) of 8 values already inside int8, stored as bytes; their sum. */
 static inline int q_round_i8x8(q_f32x8 a, int8_t *out)
@@ -129,7 +188,6 @@ static inline q_f32x8 q_power_of_two(q_f32x8 a)
 typedef float q_f32x8 __attribute__((vector_size(32)));
 typedef int32_t q_i32x8 __attribute__((vector_size(32)));
 typedef int8_t q_i8x32 __attribute__((vector_size(32)));
-typedef struct { float first, second; } q_f32x4;
 
 static inline q_f32x8 q_set(float a) { return (q_f32x8){a, a, a, a, a, a, a, a}; }
 static inline q_f32x8 q_load(const float *p) { q_f32x8 a; memcpy(&a, p, 32); return a; }
@@ -141,6 +199,19 @@ static inline q_f32x8 q_fma(q_f32x8 a, q_f32x8 b, q_f32x8 c) { return a * b + c;
 static inline float q_sum(q_f32x8 a)
 {
     return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+static inline q_f32x8 q_max(q_f32x8 a, q_f32x8 b)
+{
+    for (int i = 0; i < 8; i++)
+        a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+}
+static inline float q_max_lane(q_f32x8 a)
+{
+    float s = a[0];
+    for (int i = 1; i < 8; i++)
+        s = a[i] > s ? a[i] : s;
+    return s;
 }
 
 static inline float q_half(const void *p) { _Float16 h; memcpy(&h, p, 2); return (float)h; }
@@ -167,18 +238,18 @@ static inline q_i8x32 q_load_nibbles(const void *p)
     q_spread_nibbles(p, bytes);
     return q_load_i8(bytes);
 }
-static inline q_f32x8 q_dot_signed(q_i8x32 w, q_i8x32 x)
+static inline q_f32x8 q_dot4_bytes(const q_i8x32 *w, q_i8x32 x)
 {
     q_f32x8 a;
     for (int i = 0; i < 8; i++) {
         int s = 0;
-        for (int j = 4 * i; j < 4 * i + 4; j++)
-            s += (int)w[j] * (int)x[j];
+        for (int j = i / 4 * 16; j < i / 4 * 16 + 16; j++)
+            s += (int)w[i % 4][j] * (int)x[j];
         a[i] = (float)s;
     }
     return a;
 }
-static inline q_f32x8 q_dot_unsigned(q_i8x32 w, q_i8x32 x) { return q_dot_signed(w, x); }
+static inline q_f32x8 q_dot4_nibbles(const q_i8x32 *w, q_i8x32 x) { return q_dot4_bytes(w, x); }
 static inline q_f32x8 q_load_i8x8(const void *p)
 {
     q_f32x8 a;
@@ -187,17 +258,26 @@ static inline q_f32x8 q_load_i8x8(const void *p)
     return a;
 }
 
-static inline q_f32x4 q_scale_pair(const void *header, const float *pair)
+static inline q_f32x8 q_headers_q8_0(const uint8_t *block, ptrdiff_t row_bytes)
 {
-    return (q_f32x4){q_half(header) * pair[0], q_half((const char *)header + 2) * pair[1]};
+    q_f32x8 a;
+    for (int i = 0; i < 8; i++)
+        a[i] = q_half(block + i % 4 * row_bytes);
+    return a;
 }
-static inline q_f32x4 q_zero4(void) { return (q_f32x4){0, 0}; }
-static inline q_f32x4 q_add4(q_f32x4 a, q_f32x4 b)
+static inline void q_headers_q4_1(
+    const uint8_t *block, ptrdiff_t row_bytes, q_f32x8 *scale, q_f32x8 *offset)
 {
-    return (q_f32x4){a.first + b.first, a.second + b.second};
+    *scale = q_headers_q8_0(block, row_bytes);
+    *offset = q_headers_q8_0(block + 2, row_bytes);
+    for (int r = 0; r < 4; r++)
+        (*offset)[r] = 0;
 }
-static inline q_f32x8 q_first(q_f32x4 a) { return q_set(a.first); }
-static inline float q_second(q_f32x4 a) { return a.second; }
+static inline void q_store_halves_sum(float *out, q_f32x8 a)
+{
+    for (int r = 0; r < 4; r++)
+        out[r] = a[r] + a[r + 4];
+}
 
 static inline int q_round_i8x8(q_f32x8 a, int8_t *out)
 {
