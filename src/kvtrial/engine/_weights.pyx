@@ -52,7 +52,7 @@ cdef extern from "thread_pool.h" nogil:
     void kv_parallel_for(kv_task_fn task, void* context, int64_t n_tasks, int n_threads)
 
 cdef enum:
-    TASK_ROWS = 64
+    TASK_ROWS = 32
 
 
 # --- dots of four rows with unquantised vectors; those with bytes are in row_dots.h ---

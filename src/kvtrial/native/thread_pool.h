@@ -3,7 +3,10 @@
    The pool belongs to the module that includes this header. One parallel_for runs at a time: a second
    caller, or a call from inside a task, runs its tasks itself. After fork the child starts without
    workers and makes its own when it needs them. Tasks are claimed by index, so which thread runs a task
-   varies; a task's result must depend on its index alone. */
+   varies; a task's result must depend on its index alone.
+
+   A job waits only for workers that are inside it. One that is not scheduled in time finds the gate
+   closed and leaves the job alone: on a busy machine the caller does the work and does not wait. */
 #ifndef KV_THREAD_POOL_H
 #define KV_THREAD_POOL_H
 
@@ -13,6 +16,7 @@
 
 #define KV_MAX_THREADS 256
 #define KV_SPIN 4000
+#define KV_CLOSED (1 << 30)
 
 typedef void (*kv_task_fn)(void *context, int64_t task);
 
@@ -21,9 +25,11 @@ static struct {
     pthread_cond_t wake, done;
     int workers; /* alive; only the holder of `busy` changes it */
     atomic_flag busy;
-    _Atomic uint64_t job; /* counts jobs; a worker runs when it moves */
+    _Atomic uint64_t job; /* counts jobs; a worker tries the gate when it moves */
     _Atomic int64_t next;
-    _Atomic int working;
+    /* Workers inside, and KV_CLOSED between jobs. The fields below change only while it is closed and
+       nobody is inside; a worker reads them only if it came in while it was open. */
+    _Atomic int gate;
     kv_task_fn task;
     void *context;
     int64_t n_tasks;
@@ -33,6 +39,7 @@ static struct {
     .wake = PTHREAD_COND_INITIALIZER,
     .done = PTHREAD_COND_INITIALIZER,
     .busy = ATOMIC_FLAG_INIT,
+    .gate = KV_CLOSED,
 };
 
 static inline void kv_pause(void) {
@@ -67,10 +74,10 @@ static void *kv_worker(void *argument) {
             while (atomic_load(&kv_pool.job) == seen) pthread_cond_wait(&kv_pool.wake, &kv_pool.lock);
             pthread_mutex_unlock(&kv_pool.lock);
         }
-        /* Every worker answers every job, so that no job begins before all have left the last one. */
-        seen++;
-        if (index < kv_pool.wanted) kv_run_tasks();
-        if (atomic_fetch_sub(&kv_pool.working, 1) == 1) {
+        /* A job that opens after this read moves `job` again: none is missed. */
+        seen = atomic_load(&kv_pool.job);
+        if (!(atomic_fetch_add(&kv_pool.gate, 1) & KV_CLOSED) && index < kv_pool.wanted) kv_run_tasks();
+        if (atomic_fetch_sub(&kv_pool.gate, 1) == KV_CLOSED + 1) {
             pthread_mutex_lock(&kv_pool.lock);
             pthread_cond_signal(&kv_pool.done);
             pthread_mutex_unlock(&kv_pool.lock);
@@ -84,7 +91,7 @@ static void kv_forked(void) {
     pthread_cond_init(&kv_pool.wake, 0);
     pthread_cond_init(&kv_pool.done, 0);
     kv_pool.workers = 0;
-    atomic_store(&kv_pool.working, 0);
+    atomic_store(&kv_pool.gate, KV_CLOSED);
     atomic_flag_clear(&kv_pool.busy);
 }
 
@@ -112,16 +119,17 @@ static void kv_parallel_for(kv_task_fn task, void *context, int64_t n_tasks, int
     kv_pool.n_tasks = n_tasks;
     kv_pool.wanted = n_threads - 1;
     atomic_store(&kv_pool.next, 0);
-    atomic_store(&kv_pool.working, kv_pool.workers);
+    atomic_fetch_and(&kv_pool.gate, ~KV_CLOSED);
     pthread_mutex_lock(&kv_pool.lock);
     atomic_fetch_add(&kv_pool.job, 1);
     pthread_cond_broadcast(&kv_pool.wake);
     pthread_mutex_unlock(&kv_pool.lock);
     kv_run_tasks();
-    for (int i = 0; i < KV_SPIN && atomic_load(&kv_pool.working); i++) kv_pause();
-    if (atomic_load(&kv_pool.working)) {
+    atomic_fetch_or(&kv_pool.gate, KV_CLOSED);
+    for (int i = 0; i < KV_SPIN && atomic_load(&kv_pool.gate) != KV_CLOSED; i++) kv_pause();
+    if (atomic_load(&kv_pool.gate) != KV_CLOSED) {
         pthread_mutex_lock(&kv_pool.lock);
-        while (atomic_load(&kv_pool.working)) pthread_cond_wait(&kv_pool.done, &kv_pool.lock);
+        while (atomic_load(&kv_pool.gate) != KV_CLOSED) pthread_cond_wait(&kv_pool.done, &kv_pool.lock);
         pthread_mutex_unlock(&kv_pool.lock);
     }
     atomic_flag_clear(&kv_pool.busy);
