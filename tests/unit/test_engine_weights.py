@@ -108,14 +108,28 @@ def test_tiny_activations_give_no_nan(kind, peak):
     assert np.isfinite(got).all() and np.abs(got).max() < 1e-30
 
 
+@pytest.mark.parametrize(("kind", "weight"), [("Q4_1", 15), ("Q8_0", 127), ("Q8_0", -128)])
+@pytest.mark.parametrize("x", [1.0, -1.0])
+def test_the_largest_bytes_stay_inside_the_integer_sums(kind, weight, x):
+    one, zero = np.float16(1).tobytes(), np.float16(0).tobytes()
+    if kind == "Q4_1":
+        block = one + zero + bytes([weight | weight << 4]) * 16
+    else:
+        block = one + np.full(32, weight, np.int8).tobytes()
+    data = np.frombuffer(block * (5 * 96 // 32), np.uint8)
+    got = Matrix("w", kind, 5, 96, data).multiply(np.full((4, 96), x, np.float32), quantised=True)
+    np.testing.assert_allclose(got, 96.0 * weight * x, rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("quantised", [False, True])
-def test_threads_and_batch_change_no_bit(kind, quantised):
+@pytest.mark.parametrize("batch", [2, 3, 4, 5])
+def test_threads_and_batch_change_no_bit(kind, quantised, batch):
     data, _ = packed(kind, 333, 64)
     matrix = Matrix("w", kind, 333, 64, data)
-    x = np.random.default_rng(3).standard_normal((5, 64)).astype(np.float32)
+    x = np.random.default_rng(3).standard_normal((batch, 64)).astype(np.float32)
     together = matrix.multiply(x, quantised, threads=3)
-    for b in range(5):
+    for b in range(batch):
         assert matrix.multiply(x[b : b + 1], quantised).tobytes() == together[b].tobytes()
 
 

@@ -52,7 +52,9 @@ cdef extern from "thread_pool.h" nogil:
     void kv_parallel_for(kv_task_fn task, void* context, int64_t n_tasks, int n_threads)
 
 cdef enum:
-    TASK_ROWS = 32
+    TASKS_PER_THREAD = 4
+    MIN_TASK_ROWS = 32
+    MAX_TASK_ROWS = 512
 
 
 # --- dots of four rows with unquantised vectors; those with bytes are in row_dots.h ---
@@ -188,18 +190,31 @@ cdef struct _Job:
     const Product* products
     const Activation* x
     Py_ssize_t n
+    int threads
+
+
+cdef Py_ssize_t _task_rows(Py_ssize_t rows, int threads) noexcept nogil:
+    """Rows of a task: a few tasks a thread, long enough to stream and short enough to balance."""
+    cdef Py_ssize_t share = (rows // (TASKS_PER_THREAD * threads) + 3) // 4 * 4
+    return min(max(share, <Py_ssize_t> MIN_TASK_ROWS), <Py_ssize_t> MAX_TASK_ROWS)
+
+
+cdef Py_ssize_t _tasks(const Product* product, int threads) noexcept nogil:
+    cdef Py_ssize_t size = _task_rows(product.rows, threads)
+    return (product.rows + size - 1) // size
 
 
 cdef void _run_task(void* context, int64_t task) noexcept nogil:
-    """Task t: the t-th run of TASK_ROWS rows, counted through the products."""
+    """The task-th run of rows, counted through the products."""
     cdef _Job* job = <_Job*> context
     cdef const Product* product = job.products
-    cdef Py_ssize_t start
-    while task >= (product.rows + TASK_ROWS - 1) // TASK_ROWS:
-        task -= (product.rows + TASK_ROWS - 1) // TASK_ROWS
+    cdef Py_ssize_t size, start
+    while task >= _tasks(product, job.threads):
+        task -= _tasks(product, job.threads)
         product += 1
-    start = task * TASK_ROWS
-    _multiply_rows(product, start, min(start + TASK_ROWS, product.rows), job.x, job.n)
+    size = _task_rows(product.rows, job.threads)
+    start = task * size
+    _multiply_rows(product, start, min(start + size, product.rows), job.x, job.n)
 
 
 cdef void multiply(
@@ -212,8 +227,9 @@ cdef void multiply(
     job.products = products
     job.x = x
     job.n = n
+    job.threads = threads
     for i in range(n_products):
-        tasks += (products[i].rows + TASK_ROWS - 1) // TASK_ROWS
+        tasks += _tasks(products + i, threads)
     kv_parallel_for(_run_task, &job, tasks, threads)
 
 
