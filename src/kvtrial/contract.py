@@ -408,8 +408,8 @@ class KVSession(Protocol):
     def append(self, layer: int, positions: Any, k: F32, v: F32) -> None:
         """Store rows k, v (n, H_kv, D) at ascending ``positions`` (n,) int64, RoPE applied.
 
-        n >= 0; the first position is at least the layer's length. n rows in one call equal n single
-        calls, bitwise. Positions left out become holes.
+        n >= 0; the first position is past the layer's last appended row, so a position is appended
+        once. n rows in one call equal n single calls, bitwise. Positions left out become holes.
         """
 
     def invalidate(self, layer: int, positions: Any) -> None:

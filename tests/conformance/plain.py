@@ -218,10 +218,10 @@ class PlainSession:
     # Rows
 
     def writable(self, layer: int, at: np.ndarray) -> None:
-        end = int(np.flatnonzero(self.bits[layer])[-1]) + 1 if self.bits[layer].any() else 0
+        end = len(self.bits[layer])
         if at[0] < end:
-            raise OutOfRange(f"position {at[0]} is below the length {end}")
-        whole = at[0] == len(self.bits[layer]) and at[-1] - at[0] + 1 == len(at)
+            raise OutOfRange(f"position {at[0]} was appended before; the next is {end}")
+        whole = at[0] == end and at[-1] - at[0] + 1 == len(at)
         if not self.position_holes_allowed and not whole:
             raise HoleNotAllowed("positions were left out; open the session with holes allowed")
         ends = [len(bits) for bits in self.bits]

@@ -107,13 +107,19 @@ def invalidated_positions(trial: Trial) -> None:
 
 
 def a_hole_at_the_end(trial: Trial) -> None:
-    """I3: the length is the highest valid position + 1, and the next step still goes on."""
+    """I3: the length is the highest valid position + 1, and the next step still goes on.
+
+    A position is appended once: what was invalidated is not filled again, at the end neither.
+    """
     with trial.store() as store:
         session = store.open_session(position_holes_allowed=True)
         fill(session, range(6))
         punch(session, [0, 5])
         require(session.length(0) == 5, f"length {session.length(0)} with a hole at position 5")
         require(len(session.valid(0)) == 5, "valid() is longer than the length")
+        k, v = rows(store, 0, [5])
+        with unchanged(trial, store, session), raises(OutOfRange):
+            session.append(0, at(5, 6), k, v)
         fill(session, [6])
         require(session.length(1) == 7, f"length {session.length(1)} after position 6")
         require_rows(trial, session, 1, [1, 2, 3, 4, 6], 0, "rows around a hole at the old end")
