@@ -152,10 +152,10 @@ cdef inline void score_rows(
             scores[h * ROWS + row] = -INFINITY
 
 
-cdef inline float soften(
-    float *scores, int32_t tokens, float *top, float *total
+cdef inline void soften(
+    float *scores, int32_t tokens, float *top, float *total, float *output, int32_t dim
 ) noexcept nogil:
-    """Scores of one query head become weights. Returns what its output is to be scaled by."""
+    """Scores of one query head become weights; where they raise its maximum, its output shrinks."""
     cdef int32_t i
     cdef float peak, keep = 1
     cdef vector weights, most = kv_splat(-INFINITY), sums = kv_zero()
@@ -169,17 +169,18 @@ cdef inline float soften(
     if peak > top[0]:
         keep = expf(top[0] - peak)
         top[0] = peak
+        for i in range(dim):
+            output[i] *= keep
     for i in range(0, tokens, 8):
         weights = kv_exp(kv_sub(kv_load(scores + i), kv_splat(top[0])))
         kv_store(scores + i, weights)
         sums = kv_add(sums, weights)
     total[0] = total[0] * keep + kv_hsum(sums)
-    return keep
 
 
 cdef inline void add_values(
-    const Tile *tile, const float *weights, const float *keep, float *output, int32_t first,
-    int32_t lanes, int32_t columns, int32_t heads, row_t format,
+    const Tile *tile, const float *weights, float *output, int32_t first, int32_t lanes,
+    int32_t columns, int32_t heads, row_t format,
 ) noexcept nogil:
     """Weighted V rows onto ``columns`` vectors of 1 to 3 heads, constants where inlined.
 
@@ -205,9 +206,7 @@ cdef inline void add_values(
     for h in range(heads):
         for c in range(columns):
             at = output + h * tile.dim + LANES * (first + c)
-            sums[4 * h + c] = kv_mul(
-                kv_load_head(at, lanes) if columns == 1 else kv_load(at), kv_splat(keep[h])
-            )
+            sums[4 * h + c] = kv_load_head(at, lanes) if columns == 1 else kv_load(at)
     while left:
         r = kv_lowest_bit(left)
         left &= left - 1
@@ -238,17 +237,18 @@ cdef inline void attend_heads(
 ) noexcept nogil:
     """One tile into the running softmax of 1 to 3 query heads, a constant where this is inlined."""
     cdef float[3 * 64] scores  # HEADS x ROWS
-    cdef float[3] keep
     cdef int32_t h, i = 0, vectors = (tile.dim + LANES - 1) // LANES
     score_rows(tile, q, scores, heads, format)
     for h in range(heads):
-        keep[h] = soften(scores + h * ROWS, tile.tokens, top + h, total + h)
+        soften(
+            scores + h * ROWS, tile.tokens, top + h, total + h, output + h * tile.dim, tile.dim
+        )
     while LANES * (i + 4) <= tile.dim:
-        add_values(tile, scores, keep, output, i, LANES, 4, heads, format)
+        add_values(tile, scores, output, i, LANES, 4, heads, format)
         i += 4
     while i < vectors:
         add_values(
-            tile, scores, keep, output, i, min(LANES, tile.dim - LANES * i), 1, heads, format
+            tile, scores, output, i, min(LANES, tile.dim - LANES * i), 1, heads, format
         )
         i += 1
 
