@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 
 from kvtrial import plots
+from kvtrial.run import write_text
 
 
 def draw_figures(verdict: dict[str, Any], events: pd.DataFrame, folder: Path) -> dict[str, str]:
@@ -102,7 +103,5 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         pct=lambda share: f"{share:.0%}",
     )
     path = run_dir / "report.html"
-    beside = path.with_name(".report.html.tmp")
-    beside.write_text(page, encoding="utf-8")
-    beside.replace(path)
+    write_text(path, page)
     return path
