@@ -89,6 +89,22 @@ def test_a_cut_inside_the_file_header_gives_an_empty_log(folder):
         assert opened(folder)[1] == ["b"]
 
 
+def test_a_flipped_bit_anywhere_in_a_file_header_is_named(folder):
+    log, _ = opened(folder)
+    log.append([record("a")])
+    log.close()
+    path = log.path(1)
+    whole = path.read_bytes()
+    for bit in range(8 * 32):
+        path.write_bytes(
+            whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :]
+        )
+        log = SegmentLog(folder)
+        with pytest.raises(errors.CorruptSegment, match="at offset 0: the file header is damaged"):
+            list(log.recover(None))
+        log.close()
+
+
 def test_a_flipped_bit_anywhere_in_a_record_is_named_on_read(folder):
     log, _ = opened(folder)
     log.append([record("a")])

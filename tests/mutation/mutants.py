@@ -1,0 +1,405 @@
+"""The faults that are put into the code on purpose, and the tests that must go red for each.
+
+A mutant replaces one text of one file. The text must occur there exactly once: one that no longer does
+is an error that names the mutant (`test_mutants` looks on every run of the tests, `harness` before it
+builds), so that the table can't outlive the code that it is about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class MutantError(RuntimeError):
+    """A mutant proves nothing: it does not apply, does not build, or names a test that isn't there."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault.
+
+    Attributes
+    ----------
+    name : str
+        What is broken, and where.
+    arms : tuple of str
+        Candidates and cold stores that run the mutated source.
+    file : str
+        Relative to the project.
+    old, new : str
+        What is replaced, and by what.
+    red : tuple of str
+        Pytest node ids; each must fail.
+    """
+
+    name: str
+    arms: tuple[str, ...]
+    file: str
+    old: str
+    new: str
+    red: tuple[str, ...]
+
+    def apply(self, source: str) -> str:
+        """The mutated source; `MutantError` unless the old text occurs exactly once."""
+        found = source.count(self.old)
+        if found != 1:
+            raise MutantError(
+                f"mutant {self.name!r}: its text occurs {found} times in {self.file}, not once; "
+                f"adapt tests/mutation/mutants.py: {self.old!r}"
+            )
+        return source.replace(self.old, self.new)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the kernels have to be built again."""
+        return Path(self.file).suffix != ".py"
+
+
+#: What every contender's suite has to notice.
+KERNEL_FAULTS = ("page index", "copy-on-write test", "softmax rescale", "hole mask", "generation")
+
+
+def _suite(test: str, *arms: str) -> tuple[str, ...]:
+    """The named conformance test on each arm, at one page size."""
+    file = "tests/conformance/test_candidates.py"
+    return tuple(f"{file}::test_conforms[{test}-16-{arm}]" for arm in arms)
+
+
+def _hot(
+    name: str, arms: tuple[str, ...], file: str, old: str, new: str, test: str
+) -> Mutant:
+    return Mutant(name, arms, file, old, new, _suite(test, *arms))
+
+
+_K1, _K3 = ("K1",), ("K3",)
+_CYTHON_POOL, _RUST_KERNEL = ("K1", "K4"), ("K3", "K4")
+_PAGES, _PAGED = "src/kvtrial/hot/_pages.pyx", "src/kvtrial/hot/_paged.pyx"
+_SIMD, _ATTEND = "src/kvtrial/hot/_kernels_simd.pyx", "src/kvtrial/hot/_attend.pyx"
+_RUST_STORE, _RUST_ATTEND = "rust/src/store.rs", "rust/src/attend.rs"
+
+HOT = [
+    _hot(
+        "generation: any owner of the slot will do",
+        _CYTHON_POOL,
+        _PAGED,
+        "if not owner.open or owner.generation != self.generation:",
+        "if not owner.open:",
+        "KvAppendRequiresOwner",
+    ),
+    _hot(
+        "page index: a row at a page's end is put into the next page",
+        _CYTHON_POOL,
+        _PAGED,
+        "pool.own(self.slot, lay, slot // store.tokens)",
+        "pool.own(self.slot, lay, (slot + 1) // store.tokens)",
+        "KvAppendMatchesSingles",
+    ),
+    _hot(
+        "copy-on-write test: a shared page is written",
+        _CYTHON_POOL,
+        _PAGES,
+        "if old >= 0 and self.references[old] == 1:",
+        "if old >= 0:",
+        "KvBranchCopyOnWrite",
+    ),
+    _hot(
+        "page index: the kernel reads every other page twice",
+        _K1,
+        _SIMD,
+        "span.page_ids[page] * span.page_bytes",
+        "span.page_ids[page // 2 * 2] * span.page_bytes",
+        "AttentionMatchesReferenceInterpreter",
+    ),
+    _hot(
+        "softmax rescale: what was summed stays as it was",
+        _K1,
+        _SIMD,
+        "keep = expf(top[0] - peak)",
+        "keep = 1",
+        "AttentionMatchesReferenceInterpreter",
+    ),
+    _hot(
+        "hole mask: every row counts",
+        _K1,
+        _SIMD,
+        "bits = span.valid[page]",
+        "bits = ~<uint64_t>0",
+        "AttentionMasksHoles",
+    ),
+    _hot(
+        "softmax rescale: spans are joined without it",
+        _CYTHON_POOL,
+        _ATTEND,
+        "other = expf(more_top[h] - peak)",
+        "other = 1",
+        "AttentionMatchesReferenceInterpreter",
+    ),
+    _hot(
+        "softmax rescale: in the causal block",
+        _CYTHON_POOL,
+        _ATTEND,
+        "keep = expf(top[0] - peak)",
+        "keep = 1",
+        "AttentionMatchesReferenceInterpreter",
+    ),
+    _hot(
+        "hole mask: in the causal block",
+        _CYTHON_POOL,
+        _ATTEND,
+        "if span.valid[slot // tokens] >> (slot % tokens) & 1:",
+        "if True:",
+        "AttentionMasksHoles",
+    ),
+    _hot(
+        "generation: any owner of the slot will do (Rust)",
+        _K3,
+        _RUST_STORE,
+        " && session.generation == generation",
+        "",
+        "KvAppendRequiresOwner",
+    ),
+    _hot(
+        "copy-on-write test: a shared page is written (Rust)",
+        _K3,
+        _RUST_STORE,
+        "if id != NO_PAGE && !self.pool.is_shared(id) {",
+        "if id != NO_PAGE {",
+        "KvBranchCopyOnWrite",
+    ),
+    _hot(
+        "page index: a row at a page's end is put into the next page (Rust)",
+        _K3,
+        "rust/src/pool.rs",
+        "(position as usize / self.page_tokens, position as usize % self.page_tokens)",
+        "((position as usize + 1) / self.page_tokens, position as usize % self.page_tokens)",
+        "KvAppendMatchesSingles",
+    ),
+    _hot(
+        "page index: the kernel reads every other page twice (Rust)",
+        _RUST_KERNEL,
+        _RUST_ATTEND,
+        "page_of(pages.ids[index])",
+        "page_of(pages.ids[index / 2 * 2])",
+        "AttentionMatchesReferenceInterpreter",
+    ),
+    _hot(
+        "softmax rescale: what was summed stays as it was (Rust)",
+        _RUST_KERNEL,
+        _RUST_ATTEND,
+        "rescale[n] = exp(before - max);",
+        "rescale[n] = 1.0;",
+        "AttentionMatchesReferenceInterpreter",
+    ),
+    _hot(
+        "softmax rescale: spans are joined without it (Rust)",
+        _K3,
+        _RUST_ATTEND,
+        "let weight = exp(",
+        "let weight = 1.0 + 0.0 * exp(",
+        "AttentionMatchesReferenceInterpreter",
+    ),
+    _hot(
+        "hole mask: every row counts (Rust)",
+        _RUST_KERNEL,
+        _RUST_ATTEND,
+        "let mask = bits & below(",
+        "let mask = below(",
+        "AttentionMasksHoles",
+    ),
+]
+
+_SEGMENTS, _DISK = "src/kvtrial/cold/segments.py", "src/kvtrial/cold/disk.py"
+_FAULTS, _LOG = "tests/unit/test_cold_faults.py", "tests/unit/test_cold_segments.py"
+_DURABLE = "tests/unit/test_cold_durable.py"
+_Z1, _Z2, _BOTH = ("Z1",), ("Z2",), ("Z1", "Z2")
+_ACKNOWLEDGED = tuple(f"{_DURABLE}::test_what_is_acknowledged_is_durable[{kind}]" for kind in _BOTH)
+
+
+def _cold(
+    name: str, arms: tuple[str, ...], file: str, old: str, new: str, *red: str
+) -> Mutant:
+    return Mutant(name, arms, file, old, new, red)
+
+
+COLD = [
+    _cold(
+        "fsync: of a batch",
+        _Z2,
+        _SEGMENTS,
+        "        try:\n            disk.fsync(fd)\n",
+        "        try:\n            pass\n",
+        f"{_FAULTS}::test_the_payload_is_durable_before_the_index_hears_of_it",
+        f"{_DURABLE}::test_what_is_acknowledged_is_durable[Z2]",
+    ),
+    _cold(
+        "fsync: of the file, at the system call",
+        _BOTH,
+        _DISK,
+        "os.fdatasync(fd)",
+        "pass",
+        f"{_LOG}::test_a_failed_sync_leaves_nothing_that_could_pass_for_durable",
+        *_ACKNOWLEDGED,
+    ),
+    _cold(
+        "fsync: of a folder, at the system call",
+        _BOTH,
+        _DISK,
+        "        os.fsync(fd)\n",
+        "        pass\n",
+        *_ACKNOWLEDGED,
+    ),
+    _cold(
+        "fsync: of the folder of a new segment",
+        _Z2,
+        _SEGMENTS,
+        "        disk.fsync_dir(self.folder)\n        self.end = ",
+        "        self.end = ",
+        f"{_FAULTS}::test_the_payload_is_durable_before_the_index_hears_of_it",
+        f"{_FAULTS}::test_a_new_store_is_durable_in_its_folder_too",
+        f"{_DURABLE}::test_what_is_acknowledged_is_durable[Z2]",
+    ),
+    _cold(
+        "fsync: of the folder of a removed segment",
+        _Z2,
+        _SEGMENTS,
+        "        self.path(segment).unlink()\n        disk.fsync_dir(self.folder)\n",
+        "        self.path(segment).unlink()\n",
+        f"{_DURABLE}::test_a_collected_segment_is_gone_for_good",
+    ),
+    _cold(
+        "fsync: of a new folder's parent",
+        _BOTH,
+        _DISK,
+        "    path.mkdir()\n    fsync_dir(path.parent)\n",
+        "    path.mkdir()\n",
+        f"{_FAULTS}::test_a_new_store_is_durable_in_its_folder_too",
+        *_ACKNOWLEDGED,
+    ),
+    _cold(
+        "fsync: of the folder after a rename",
+        _BOTH,
+        _DISK,
+        "    beside.replace(path)\n    fsync_dir(path.parent)\n",
+        "    beside.replace(path)\n",
+        *_ACKNOWLEDGED,
+    ),
+    _cold(
+        "fsync: of a file before it is renamed",
+        _BOTH,
+        _DISK,
+        "        write_all(fd, [data], 0)\n        fsync(fd)\n",
+        "        write_all(fd, [data], 0)\n",
+        *_ACKNOWLEDGED,
+    ),
+    _cold(
+        "fsync: of what recovery found and cut",
+        _Z2,
+        _SEGMENTS,
+        "cache alone.\n            disk.fsync(fd)\n",
+        "cache alone.\n",
+        f"{_DURABLE}::test_what_recovery_serves_is_durable",
+        f"{_DURABLE}::test_a_file_header_written_again_is_durable",
+    ),
+    _cold(
+        "fsync: of the index before a segment is removed",
+        _Z2,
+        "src/kvtrial/cold/segmented.py",
+        "            self._index.sync()\n            self._log.remove(number)",
+        "            self._log.remove(number)",
+        f"{_FAULTS}::test_gc_makes_the_index_durable_before_it_removes_a_segment",
+    ),
+    _cold(
+        "fsync: of the name of RocksDB's folder",
+        _Z1,
+        "src/kvtrial/cold/values.py",
+        '        disk.make_dir(self.path / "index")\n',
+        "",
+        f"{_DURABLE}::test_what_is_acknowledged_is_durable[Z1]",
+    ),
+    _cold(
+        "fsync: of a batch (RocksDB)",
+        _Z1,
+        "src/kvtrial/cold/values.py",
+        "snapshot.encode())\n        self._index.write(batch, sync=True)",
+        "snapshot.encode())\n        self._index.write(batch, sync=False)",
+        "tests/unit/test_cold_store.py::test_every_acknowledgement_costs_one_sync_in_either_store[Z1]",
+    ),
+    _cold(
+        "fsync: of a deletion (RocksDB)",
+        _Z1,
+        "src/kvtrial/cold/values.py",
+        'batch.delete("pages", key)\n        self._index.write(batch, sync=True)',
+        'batch.delete("pages", key)\n        self._index.write(batch, sync=False)',
+        "tests/unit/test_cold_store.py::test_every_acknowledgement_costs_one_sync_in_either_store[Z1]",
+    ),
+    _cold(
+        "fsync: of RocksDB's log, as it is asked for",
+        _Z1,
+        "src/kvtrial/cold/index.py",
+        "options.sync = sync",
+        "options.sync = False",
+        "tests/unit/test_cold_store.py::test_every_acknowledgement_costs_one_sync_in_either_store[Z1]",
+    ),
+    _cold(
+        "truncation: of a torn tail",
+        _Z2,
+        _SEGMENTS,
+        "            fd = self._fd(number)\n            os.ftruncate(fd, offset)\n",
+        "            fd = self._fd(number)\n",
+        f"{_LOG}::test_a_cut_at_any_byte_of_the_last_batch_costs_that_batch_alone",
+    ),
+    _cold(
+        "truncation: of a batch that could not be written",
+        _Z2,
+        _SEGMENTS,
+        "        try:\n            os.ftruncate(fd, offset)\n",
+        "        try:\n            pass\n",
+        f"{_LOG}::test_a_failed_write_is_rolled_back_whole[ENOSPC]",
+        f"{_LOG}::test_a_failed_sync_leaves_nothing_that_could_pass_for_durable",
+    ),
+    _cold(
+        "checksum: of a payload that is read",
+        _Z2,
+        _SEGMENTS,
+        "        if body.intdigest() != header.body_xxh3:\n            raise",
+        "        if False:\n            raise",
+        f"{_LOG}::test_a_flipped_bit_anywhere_in_a_record_is_named_on_read",
+        f"{_FAULTS}::test_a_damaged_page_is_named_and_the_session_stays_empty[Z2]",
+    ),
+    _cold(
+        "checksum: of a payload at recovery",
+        _Z2,
+        _SEGMENTS,
+        "        if body.intdigest() != header.body_xxh3:\n            return None",
+        "        if False:\n            return None",
+        f"{_LOG}::test_a_damaged_batch_with_later_ones_behind_it_is_no_torn_tail",
+    ),
+    _cold(
+        "checksum: of a record's header",
+        _Z2,
+        _SEGMENTS,
+        " or xxhash.xxh3_64_intdigest(covered) != check",
+        "",
+        f"{_LOG}::test_a_flipped_bit_anywhere_in_a_record_is_named_on_read",
+        f"{_LOG}::test_a_damaged_batch_with_later_ones_behind_it_is_no_torn_tail",
+    ),
+    _cold(
+        "checksum: of a file header",
+        _Z2,
+        _SEGMENTS,
+        " and xxhash.xxh3_64_intdigest(head[:-8]) == check",
+        "",
+        f"{_LOG}::test_a_flipped_bit_anywhere_in_a_file_header_is_named",
+    ),
+    _cold(
+        "checksum: the content address",
+        _BOTH,
+        "src/kvtrial/cold/store.py",
+        "if content_address([buffer]) != meta.address:",
+        "if False:",
+        f"{_FAULTS}::test_verify_compares_contents_with_their_address",
+    ),
+]
+
+MUTANTS = [*HOT, *COLD]

@@ -1,0 +1,154 @@
+"""What a power cut would take: the system calls of the cold tier are watched in the order they come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtrial.cold import KINDS, disk, open_cold, segments
+from kvtrial.cold.crash import PatternStore
+from kvtrial.cold.segments import SegmentLog
+
+P = 16
+
+
+class Watched:
+    """Files and names below ``root`` that a power cut would undo.
+
+    A file's bytes and size last once the file was synced; a name that was made, renamed or removed
+    lasts once its folder was. RocksDB's own files are not seen: it makes its calls itself.
+    """
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.bytes_at_risk: set[Path] = set()
+        self.names_at_risk: set[Path] = set()
+        self.durable: set[Path] = set()
+        self._paths: dict[int, Path] = {}
+        for name in ("pwritev", "ftruncate", "fdatasync", "fsync", "mkdir", "replace", "unlink"):
+            patch.setattr(os, name, self._seen(getattr(os, name), getattr(self, f"_{name}")))
+        patch.setattr(os, "open", self._opened(os.open))
+
+    @property
+    def at_risk(self) -> set[Path]:
+        """All but the lock file, which means nothing after a power cut."""
+        found = self.bytes_at_risk | self.names_at_risk
+        return {path for path in found if path.name != "LOCK" and path.is_relative_to(self.root)}
+
+    @staticmethod
+    def _seen(call: Callable[..., Any], effect: Callable[..., None]) -> Callable[..., Any]:
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            effect(*args)
+            return result
+
+        return seen
+
+    def _opened(self, call: Callable[..., int]) -> Callable[..., int]:
+        def seen(path: Any, *args: Any, **kwargs: Any) -> int:
+            is_new = not Path(path).exists()
+            fd = call(path, *args, **kwargs)
+            self._paths[fd] = Path(path)
+            if is_new:
+                self.names_at_risk.add(Path(path))
+            return fd
+
+        return seen
+
+    def _pwritev(self, fd: int, *_: Any) -> None:
+        self.bytes_at_risk.add(self._paths[fd])
+
+    _ftruncate = _pwritev
+
+    def _fdatasync(self, fd: int) -> None:
+        self.bytes_at_risk.discard(self._paths[fd])
+
+    def _fsync(self, fd: int) -> None:
+        folder = self._paths[fd]
+        self.bytes_at_risk.discard(folder)
+        settled = {path for path in self.names_at_risk if path.parent == folder}
+        self.names_at_risk -= settled
+        self.durable |= settled
+
+    def _mkdir(self, path: Any, *_: Any) -> None:
+        self.names_at_risk.add(Path(path))
+
+    def _unlink(self, path: Any, *_: Any) -> None:
+        self.bytes_at_risk.discard(Path(path))
+        self.names_at_risk.add(Path(path))
+
+    def _replace(self, path: Any, target: Any) -> None:
+        self.names_at_risk |= {Path(path), Path(target)}
+        if Path(path) in self.bytes_at_risk:
+            self.bytes_at_risk.remove(Path(path))
+            self.bytes_at_risk.add(Path(target))
+
+
+@pytest.fixture
+def store() -> PatternStore:
+    return PatternStore()
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_is_acknowledged_is_durable(kind, store, tmp_path, watched, monkeypatch):
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)  # each batch begins a segment
+    folder = tmp_path / "new" / "cold"
+    at_risk = []
+    with open_cold(kind, folder, store.identity()) as cold:
+        assert watched.at_risk == set()
+        cold.spill(
+            store.filled(3 * P),
+            np.arange(3 * P),
+            batch_pages=1,
+            progress=lambda *_: at_risk.append(watched.at_risk),
+        )
+        assert cold.delete(np.arange(3 * P))
+    assert [*at_risk, watched.at_risk] == [set()] * 4
+    made = {folder.parent, folder, folder / "FORMAT.json"}
+    made |= {folder / "index"} if kind == "Z1" else {folder / "segments" / "00000003.seg"}
+    assert made <= watched.durable
+
+
+def test_a_collected_segment_is_gone_for_good(store, tmp_path, watched):
+    with open_cold("Z2", tmp_path / "cold", store.identity()) as cold:
+        cold.spill(store.filled(P), np.arange(P))
+        cold.delete(np.arange(P))
+        cold.gc()
+        segment = tmp_path / "cold" / "segments" / "00000001.seg"
+        assert not segment.exists() and watched.at_risk == set()
+
+
+def test_what_recovery_serves_is_durable(store, tmp_path, watched, monkeypatch):
+    """A batch that was whole in the page cache when its writer died is served, so it has to last."""
+
+    def killed(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "cold"
+    with open_cold("Z2", folder, store.identity()) as cold, monkeypatch.context() as patch:
+        patch.setattr(disk, "fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cold.spill(store.filled(P), np.arange(P))
+    assert watched.at_risk == {folder / "segments" / "00000001.seg"}
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert cold.contains(np.arange(P)) == P
+        assert watched.at_risk == set()
+
+
+def test_a_file_header_written_again_is_durable(tmp_path, watched):
+    torn = tmp_path / "00000001.seg"
+    torn.write_bytes(b"KVTS")
+    log = SegmentLog(tmp_path)
+    assert list(log.recover(None)) == []
+    assert torn.stat().st_size == 32 and watched.at_risk == set()
+    log.close()
