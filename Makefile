@@ -15,10 +15,10 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHONUTF8 := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup verdict smoke full build model report adopt ui test test-all lint clean
+.PHONY: help setup verdict smoke full build model report adopt ui test test-all test-mutation lint clean
 
 help:  ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo "  A single stage again:  $(PY) -m snakemake --cores 1 --forcerun m1"
 
 setup:  ## .venv with the pinned dependencies and the compiled kernels; quick when it is there
@@ -53,6 +53,9 @@ test: setup model  ## the tests, without the slow ones
 
 test-all: setup model  ## all tests
 	@$(PY) -m pytest $(ARGS)
+
+test-mutation: setup  ## break the code on purpose and see that the tests notice, half an hour
+	@$(PY) tests/mutation/harness.py $(ARGS)
 
 lint: setup  ## style, types and the workflow's own checks
 	@$(PY) -m ruff check .

@@ -299,7 +299,6 @@ COLD = [
         "cache alone.\n            disk.fsync(fd)\n",
         "cache alone.\n",
         f"{_DURABLE}::test_what_recovery_serves_is_durable",
-        f"{_DURABLE}::test_a_file_header_written_again_is_durable",
     ),
     _cold(
         "fsync: of the index before a segment is removed",

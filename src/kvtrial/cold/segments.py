@@ -375,8 +375,10 @@ class SegmentLog:
             return Position(number, _FILE.size, batch)
         if last and not self._batches_behind(number, 0):
             self.recovery.truncated_bytes += n
-            # `_end_segment` cuts what stands behind it, and syncs.
-            disk.write_all(self._fd(number), [_file_header(number, self.end.batch)], 0)
+            fd = self._fd(number)
+            os.ftruncate(fd, 0)
+            disk.write_all(fd, [_file_header(number, self.end.batch)], 0)
+            disk.fsync(fd)
             return Position(number, _FILE.size, self.end.batch)
         raise CorruptSegment(f"{self.path(number)} at offset 0: the file header is damaged")
 

@@ -1,0 +1,110 @@
+"""Somebody else's package, installed as people install one: nothing of ours knows its candidates."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from kvtrial import candidates
+from kvtrial.conformance import TESTS, run_isolated
+from kvtrial.measure import child
+from kvtrial.measure.order import mirrored_orders
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package in it, as pip leaves it there."""
+    folder = tmp_path_factory.mktemp("stranger")
+    source = shutil.copytree(Path(__file__).parent / "stranger", folder / "source")
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-index")
+    build = ("--no-deps", "--no-build-isolation", "--target", str(folder / "site"))
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *quiet, *build, str(source)], check=True
+    )
+    return folder / "site"
+
+
+@pytest.fixture
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package is found here and in the processes that a test starts."""
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    candidates.candidates.cache_clear()
+    yield
+    candidates.candidates.cache_clear()
+
+
+def test_the_suite_takes_it_in_by_its_name(installed: None, tmp_path: Path) -> None:
+    document = run_isolated("Wrapped", tmp_path / "Wrapped.json", (16,))
+    assert list(document["outcomes"]) == [test.name for test in TESTS]
+    assert (document["failed"], document["gaps"], document["crash"]) == ([], [], "")
+    assert document["missing_capabilities"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "test", "check"),
+    [
+        ("ForgetsARow", "AttentionMatchesReferenceInterpreter", "attention.every_head_dim"),
+        ("KeepsItsOutput", "AttentionMatchesReferenceInterpreter", "a_new_row_counts_at_once"),
+        ("LeaksAPage", "KvRollbackRestoresPrefix", "rollback.pages_come_back"),
+    ],
+)
+def test_a_wrong_one_is_caught_by_name(
+    installed: None, tmp_path: Path, name: str, test: str, check: str
+) -> None:
+    document = run_isolated(name, tmp_path / "out.json", (16,), tests=(test,))
+    assert (document["candidate"], document["failed"]) == (name, [test])
+    assert check in document["outcomes"][test]["16"]["detail"]
+
+
+@pytest.mark.slow
+def test_a_whole_trial_takes_it_in(installed: None, tmp_path: Path) -> None:
+    """The right one is timed, judged and challenges; the wrong one is out, and the rest goes on."""
+    smoke = ROOT / "config" / "protocol-smoke.yaml"
+    registered = yaml.safe_load(smoke.read_text(encoding="utf-8"))
+    registered["candidates"] += ["Wrapped", "KeepsItsOutput"]
+    registered["decision"]["challengers"] = ["Wrapped"]
+    protocol = tmp_path / "protocol.yaml"
+    protocol.write_text(yaml.safe_dump(registered), encoding="utf-8")
+    results = tmp_path / "results"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "snakemake", "--cores", "2", "--profile", "profiles/smoke"),
+            *("--config", "model=tiny-llama", f"protocol={protocol}"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "KVTRIAL_RESULTS": str(results)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    (path,) = results.glob("*/verdict.json")
+    verdict = json.loads(path.read_text(encoding="utf-8"))
+    arms = {(arm["candidate"], arm["context"]) for arm in verdict["hot"]["arms"]}
+    assert {("Wrapped", context) for context in (64, 128, 256)} <= arms
+    assert "KeepsItsOutput" not in {name for name, _ in arms}
+    assert verdict["eligibility"]["Wrapped"] == []
+    assert verdict["eligibility"]["KeepsItsOutput"][0] == (
+        "conformance: AttentionMatchesReferenceInterpreter@P16 failed"
+    )
+    judged = {
+        (c["incumbent"], c["context"])
+        for c in verdict["hot"]["contrasts"]
+        if c["challenger"] == "Wrapped" and c["ratio"] is not None
+    }
+    assert judged >= {(name, 128) for name in registered["decision"]["incumbents"]}
+    assert verdict["hot"]["outcome"] in ("KEEP", "ADOPT")
+    assert "Wrapped: " in verdict["hot"]["reason"]
