@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
-import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,6 @@ from kvtrial.contract import (
     HoleNotAllowed,
     InvalidArgument,
     KVError,
-    KVStore,
     MemoryLedger,
     OutOfRange,
     PageTable,
@@ -548,14 +544,3 @@ def candidate(name: str, session_type: type[PlainSession]) -> Candidate:
         capabilities=frozenset(Capability) - {Capability.THREADS},
         open=Store,
     )
-
-
-PLAIN = candidate("plain", PlainSession)
-
-
-def _crash(spec: StoreSpec) -> KVStore:
-    os.kill(os.getpid(), signal.SIGSEGV)
-    raise AssertionError("survived its own SIGSEGV")
-
-
-CRASHES = dataclasses.replace(PLAIN, name="crashes", open=_crash)

@@ -66,9 +66,7 @@ def _suite(test: str, *arms: str) -> tuple[str, ...]:
     return tuple(f"{file}::test_conforms[{test}-16-{arm}]" for arm in arms)
 
 
-def _hot(
-    name: str, arms: tuple[str, ...], file: str, old: str, new: str, test: str
-) -> Mutant:
+def _hot(name: str, arms: tuple[str, ...], file: str, old: str, new: str, test: str) -> Mutant:
     return Mutant(name, arms, file, old, new, _suite(test, *arms))
 
 
@@ -216,9 +214,7 @@ _Z1, _Z2, _BOTH = ("Z1",), ("Z2",), ("Z1", "Z2")
 _ACKNOWLEDGED = tuple(f"{_DURABLE}::test_what_is_acknowledged_is_durable[{kind}]" for kind in _BOTH)
 
 
-def _cold(
-    name: str, arms: tuple[str, ...], file: str, old: str, new: str, *red: str
-) -> Mutant:
+def _cold(name: str, arms: tuple[str, ...], file: str, old: str, new: str, *red: str) -> Mutant:
     return Mutant(name, arms, file, old, new, red)
 
 

@@ -9,16 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
 from kvtrial import candidates
 from kvtrial.conformance import TESTS, run_isolated
-from kvtrial.measure import child
-from kvtrial.measure.order import mirrored_orders
+from kvtrial.measure import allocations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,6 +64,23 @@ def test_a_wrong_one_is_caught_by_name(
     document = run_isolated(name, tmp_path / "out.json", (16,), tests=(test,))
     assert (document["candidate"], document["failed"]) == (name, [test])
     assert check in document["outcomes"][test]["16"]["detail"]
+
+
+@pytest.mark.skipif(allocations.library() is None, reason="needs Linux and glibc")
+def test_one_that_allocates_in_a_step_is_caught(installed: None, tmp_path: Path) -> None:
+    test = "KvPoolBoundedNoStepAllocation"
+    document = run_isolated("Allocates", tmp_path / "out.json", (16,), tests=(test,))
+    assert document["allocations_counted"] is True
+    detail = document["outcomes"][test]["16"]["detail"]
+    assert detail.startswith("pool.a_step_allocates_nothing") and "allocation calls" in detail
+
+
+def test_one_that_crashes_is_a_result(installed: None, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "Crashes.json"
+    document = run_isolated("Crashes", path, (16,))
+    assert (document["passed"], document["outcomes"]) == (False, {})
+    assert document["crash"].startswith("ended by SIGSEGV")
+    assert json.loads(path.read_text(encoding="utf-8")) == document
 
 
 @pytest.mark.slow

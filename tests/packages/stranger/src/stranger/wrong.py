@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
 
-from kvtrial.contract import merge
+from kvtrial.contract import Candidate, merge
 from stranger import Session, Store, candidate
 
 
@@ -50,18 +52,28 @@ class LeakingSession(Session):
             self.store.inner.open_session().append(0, at, row, row)
 
 
-class ForgetfulStore(Store):
-    session_type = ForgetfulSession
+class AllocatingSession(Session):
+    """Attention makes a work space of its own each time."""
+
+    def attend(self, layer: Any, q: Any, out: Any, scale: Any) -> None:
+        np.empty(1 << 20, np.uint8)
+        self.inner.attend(layer, q, out, scale)
 
 
-class KeepingStore(Store):
-    session_type = KeepingSession
+class CrashingSession(Session):
+    """Attention takes the process down."""
+
+    def attend(self, layer: Any, q: Any, out: Any, scale: Any) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 
-class LeakingStore(Store):
-    session_type = LeakingSession
+def _wrong(name: str, session: type[Session]) -> Candidate:
+    store = type(f"{name}Store", (Store,), {"session_type": session})
+    return candidate(name, str(session.__doc__), store)
 
 
-FORGETS_A_ROW = candidate("ForgetsARow", "Off by one at a page's edge", ForgetfulStore)
-KEEPS_ITS_OUTPUT = candidate("KeepsItsOutput", "Gives its last output again", KeepingStore)
-LEAKS_A_PAGE = candidate("LeaksAPage", "Loses a page on rollback", LeakingStore)
+FORGETS_A_ROW = _wrong("ForgetsARow", ForgetfulSession)
+KEEPS_ITS_OUTPUT = _wrong("KeepsItsOutput", KeepingSession)
+LEAKS_A_PAGE = _wrong("LeaksAPage", LeakingSession)
+ALLOCATES = _wrong("Allocates", AllocatingSession)
+CRASHES = _wrong("Crashes", CrashingSession)
