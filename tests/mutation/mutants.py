@@ -63,7 +63,7 @@ KERNEL_FAULTS = ("page index", "copy-on-write test", "softmax rescale", "hole ma
 def _suite(test: str, *arms: str) -> tuple[str, ...]:
     """The named conformance test on each arm, at one page size."""
     file = "tests/conformance/test_candidates.py"
-    return tuple(f"{file}::test_conforms[{test}-16-{arm}]" for arm in arms)
+    return tuple(f"{file}::test_conforms[{arm}-{test}-16]" for arm in arms)
 
 
 def _hot(name: str, arms: tuple[str, ...], file: str, old: str, new: str, test: str) -> Mutant:
