@@ -9,6 +9,7 @@ on the mutated one. Status 0 when all were killed, 1 when one survived or proves
 from __future__ import annotations
 
 import argparse
+import filecmp
 import os
 import shutil
 import subprocess
@@ -45,7 +46,13 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "kvtrial"
-        shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        shutil.copytree(
+            ROOT,
+            self.root,
+            ignore=shutil.ignore_patterns(*NOT_COPIED),
+            copy_function=_copy_changed,
+            dirs_exist_ok=True,
+        )
         venv.create(folder / "venv", symlinks=True)
         self.python = folder / "venv" / "bin" / "python"
         # Everything but kvtrial comes from the environment that runs this.
@@ -76,7 +83,7 @@ class Tree:
                 command,
                 cwd=self.root,
                 # A stale .pyc would hide a fault of equal size in the same second.
-                env={**kept, "PYTHONDONTWRITEBYTECODE": "1"},
+                env={**kept, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -99,6 +106,12 @@ class Tree:
         finally:
             path.write_text(sound, encoding="utf-8")
             self.is_built = not mutant.is_native
+
+
+def _copy_changed(source: str, target: str) -> None:
+    """Copy a file that is new or has changed; the time of the others tells what was built from them."""
+    if not (Path(target).is_file() and filecmp.cmp(source, target, shallow=False)):
+        shutil.copyfile(source, target)
 
 
 def try_mutant(tree: Tree, mutant: Mutant) -> list[Kill]:
@@ -129,8 +142,8 @@ def _why(done: subprocess.CompletedProcess[str]) -> str:
     """What the failed test said, on one line."""
     if done.returncode < 0:
         return f"ended by signal {-done.returncode}"
-    said = [line.partition(" - ")[2] for line in done.stdout.splitlines() if " - " in line]
-    return said[-1][:90] if said else done.stdout.strip()[-90:]
+    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return (said[-1].partition(" - ")[2] if said else done.stdout.strip())[:90]
 
 
 def check_sound(tree: Tree, mutants: list[Mutant]) -> None:
@@ -145,31 +158,42 @@ def main(argv: list[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("words", nargs="*", metavar="WORD", help="part of a name, or an arm")
-    words = parser.parse_args(argv).words
+    parser.add_argument(
+        "--folder", type=Path, help="keep the copy there: the next call builds what changed"
+    )
+    args = parser.parse_args(argv)
+    words: list[str] = args.words
     chosen = [m for m in MUTANTS if not words or any(w in m.name or w in m.arms for w in words)]
     if not chosen:
         parser.error(f"no mutant has {' or '.join(words)}")
     for mutant in chosen:
         mutant.apply((ROOT / mutant.file).read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory(prefix="kvtrial-mutation-") as folder:
+        return try_all(args.folder or Path(folder), chosen)
+
+
+def try_all(folder: Path, chosen: list[Mutant]) -> int:
+    """Try each, saying how it ended, and print the table; the command's status."""
+    _say("building a sound copy and running the tests on it; a few minutes")
+    tree = Tree(folder)
+    check_sound(tree, chosen)
     table: list[tuple[Mutant, str]] = []
     missed = 0
-    with tempfile.TemporaryDirectory(prefix="kvtrial-mutation-") as folder:
-        _say("building a sound copy and running the tests on it; a few minutes")
-        tree = Tree(Path(folder))
-        check_sound(tree, chosen)
-        for number, mutant in enumerate(chosen, start=1):
-            start = time.monotonic()
-            try:
-                lines = [f"{test}  ({why})" for test, why in try_mutant(tree, mutant)]
-                ending = "killed"
-            except (Survived, MutantError) as error:
-                lines = [f"NOT KILLED: {error}"]
-                ending = "NOT KILLED"
-                missed += 1
-            table += [(mutant, line) for line in lines]
-            spent = time.monotonic() - start
-            left = len(chosen) - number
-            _say(f"{mutant.name} [{', '.join(mutant.arms)}] {ending}, {spent:.0f} s; {left} left")
+    for number, mutant in enumerate(chosen, start=1):
+        start = time.monotonic()
+        try:
+            lines = [f"{test}  ({why})" for test, why in try_mutant(tree, mutant)]
+            ending = "killed"
+        except (Survived, MutantError) as error:
+            lines = [f"NOT KILLED: {error}"]
+            ending = "NOT KILLED"
+            missed += 1
+        table += [(mutant, line) for line in lines]
+        spent = time.monotonic() - start
+        _say(
+            f"{'+'.join(mutant.arms)} {mutant.name}: {ending}, {spent:.0f} s; "
+            f"{len(chosen) - number} left"
+        )
     for mutant, line in table:
         print(f"{'+'.join(mutant.arms):6} {mutant.name:68} {line}")
     print(f"{len(chosen) - missed} of {len(chosen)} mutants killed")

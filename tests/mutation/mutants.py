@@ -278,7 +278,8 @@ COLD = [
         _DISK,
         "    beside.replace(path)\n    fsync_dir(path.parent)\n",
         "    beside.replace(path)\n",
-        *_ACKNOWLEDGED,
+        f"{_FAULTS}::test_a_new_store_is_durable_in_its_folder_too",
+        f"{_DURABLE}::test_a_file_is_there_whole_once_it_was_written",
     ),
     _cold(
         "fsync: of a file before it is renamed",
@@ -287,6 +288,7 @@ COLD = [
         "        write_all(fd, [data], 0)\n        fsync(fd)\n",
         "        write_all(fd, [data], 0)\n",
         *_ACKNOWLEDGED,
+        f"{_DURABLE}::test_a_file_is_there_whole_once_it_was_written",
     ),
     _cold(
         "fsync: of what recovery found and cut",
@@ -350,7 +352,7 @@ COLD = [
         _SEGMENTS,
         "        try:\n            os.ftruncate(fd, offset)\n",
         "        try:\n            pass\n",
-        f"{_LOG}::test_a_failed_write_is_rolled_back_whole[ENOSPC]",
+        f"{_LOG}::test_a_failed_write_is_rolled_back_whole[28-DiskFull]",
         f"{_LOG}::test_a_failed_sync_leaves_nothing_that_could_pass_for_durable",
     ),
     _cold(

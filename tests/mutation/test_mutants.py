@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import sys
 from pathlib import Path
 
 import harness
@@ -31,6 +32,13 @@ def test_every_fault_is_put_into_every_contender() -> None:
     assert covered == {(fault, arm) for fault in KERNEL_FAULTS for arm in ("K1", "K3", "K4")}
     assert {mutant.name.split(":")[0] for mutant in COLD} == {"fsync", "truncation", "checksum"}
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_the_tests_that_must_go_red_are_there() -> None:
+    ids = sorted({test for mutant in MUTANTS for test in mutant.red})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", *ids]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 class PretendTree(harness.Tree):

@@ -119,6 +119,12 @@ def test_what_is_acknowledged_is_durable(kind, store, tmp_path, watched, monkeyp
     assert made <= watched.durable
 
 
+def test_a_file_is_there_whole_once_it_was_written(tmp_path, watched):
+    disk.write_file(tmp_path / "FORMAT.json", b"{}")
+    assert (tmp_path / "FORMAT.json").read_bytes() == b"{}"
+    assert watched.at_risk == set() and tmp_path / "FORMAT.json" in watched.durable
+
+
 def test_a_collected_segment_is_gone_for_good(store, tmp_path, watched):
     with open_cold("Z2", tmp_path / "cold", store.identity()) as cold:
         cold.spill(store.filled(P), np.arange(P))
