@@ -54,7 +54,7 @@ test: setup model  ## the tests, without the slow ones
 test-all: setup model  ## all tests
 	@$(PY) -m pytest $(ARGS)
 
-test-mutation: setup  ## break the code on purpose and see that the tests notice, half an hour
+test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)
 
 lint: setup  ## style, types and the workflow's own checks

@@ -143,7 +143,8 @@ def _why(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode < 0:
         return f"ended by signal {-done.returncode}"
     said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return (said[-1].partition(" - ")[2] if said else done.stdout.strip())[:90]
+    why = said[-1].partition(" - ")[2] if said else done.stdout.strip()
+    return why.removeprefix("AssertionError: ")[:90]
 
 
 def check_sound(tree: Tree, mutants: list[Mutant]) -> None:
@@ -182,7 +183,8 @@ def try_all(folder: Path, chosen: list[Mutant]) -> int:
     for number, mutant in enumerate(chosen, start=1):
         start = time.monotonic()
         try:
-            lines = [f"{test}  ({why})" for test, why in try_mutant(tree, mutant)]
+            kills = try_mutant(tree, mutant)
+            lines = [f"{kill.test.rpartition('::')[2]}: {kill.why}" for kill in kills]
             ending = "killed"
         except (Survived, MutantError) as error:
             lines = [f"NOT KILLED: {error}"]

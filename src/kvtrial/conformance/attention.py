@@ -130,16 +130,27 @@ def wide_scores(trial: Trial) -> None:
     _attend(
         trial, k, _normal(n, 2, 64), np.full((4, 64), 300, np.float32), 1.0, what="dots of 5.8e6"
     )
-    for name, scores in {
+    for name, scores in _courses(n).items():
+        k, q = _scored(scores)
+        _attend(trial, k, _normal(n, 2, 32), q, 1.0, what=f"{name} scores")
+
+
+def _courses(n: int) -> dict[str, np.ndarray]:
+    """Scores (n,) by how they go."""
+    return {
         "rising": np.linspace(-80, 80, n),
         "falling": np.linspace(80, -80, n),
         "mixed": 60 * np.sin(np.arange(n)),
-    }.items():
-        k = np.zeros((n, 2, 32), np.float32)
-        k[:, :, 3] = scores[:, None]
-        q = np.zeros((4, 32), np.float32)
-        q[:, 3] = [1, -1, 0.5, 1]
-        _attend(trial, k, _normal(n, 2, 32), q, 1.0, what=f"{name} scores")
+    }
+
+
+def _scored(scores: np.ndarray) -> tuple[F32, F32]:
+    """k (n, 2, 32) and q (4, 32) whose products are the scores; their opposite and half for some heads."""
+    k = np.zeros((len(scores), 2, 32), np.float32)
+    k[:, :, 3] = scores[:, None]
+    q = np.zeros((4, 32), np.float32)
+    q[:, 3] = [1, -1, 0.5, 1]
+    return k, q
 
 
 def causal_block(trial: Trial) -> None:
@@ -166,6 +177,26 @@ def causal_block(trial: Trial) -> None:
                         chunk[i - before], trial.profile, q[i], k[:end], v[:end], 0.4,
                         what=f"row {i - before} of {n} after {before}",
                     )  # fmt: skip
+
+
+def long_causal_block(trial: Trial) -> None:
+    """A chunk far into a sequence: what was summed up to there is rescaled as scores go on to rise."""
+    n, block = 700, 3
+    for name, scores in _courses(n).items():
+        k, q = _scored(scores)
+        v = _normal(n, 2, 32)
+        with trial.store(
+            n // trial.page_tokens + 2, layers=1, q_heads=4, kv_heads=2, head_dim=32
+        ) as store:
+            session = store.open_session()
+            session.append(0, at(0, n), k, v)
+            out = np.full((block, *q.shape), np.nan, np.float32)
+            session.attend_block(0, np.stack([q] * block), out, 1.0)
+            for i, end in enumerate(range(n - block + 1, n + 1)):
+                require_attention(
+                    out[i], trial.profile, q, k[:end], v[:end], 1.0,
+                    what=f"{name} scores, row {i} of a block after {n - block}",
+                )  # fmt: skip
 
 
 def attending_changes_nothing(trial: Trial) -> None:

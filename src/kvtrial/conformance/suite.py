@@ -138,6 +138,7 @@ TESTS = (
         attention.long_sums,
         attention.wide_scores,
         attention.causal_block,
+        attention.long_causal_block,
         attention.attending_changes_nothing,
         attention.a_new_row_counts_at_once,
         attention.thread_count_does_not_show,
