@@ -71,6 +71,8 @@ void kvn_free(kvn_store *store);
 
 int kvn_open_session(kvn_store *, int holes, kvn_handle *handle, kvn_fault *);
 int kvn_close_session(kvn_store *, kvn_handle, kvn_fault *);
+/* For tests: what every session slot that is free is opened with next. */
+int kvn_force_generation(kvn_store *, uint64_t generation, kvn_fault *);
 
 /* k, v: (n, H, head_dim) */
 int kvn_append(kvn_store *, kvn_handle, int64_t layer, const int64_t *positions, int64_t n,

@@ -167,6 +167,10 @@ verbs! {
         handle.write(Handle { generation: store.sessions[s].generation, slot: s as u32 });
     }
 
+    fn kvn_force_generation(store, generation: u64) {
+        store.force_generation(generation);
+    }
+
     fn kvn_close_session(store, handle: Handle) {
         let s = store.session(handle.slot, handle.generation)?;
         store.close_session(s)?;

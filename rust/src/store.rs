@@ -44,7 +44,7 @@ pub struct Parent {
 
 #[derive(Clone, Copy)]
 pub struct Session {
-    /// Counts the owners of this slot; 64 bits do not wrap.
+    /// Counts the owners of this slot, and wraps: a stale handle differs from the next owner's.
     pub generation: u64,
     pub open: bool,
     pub holes: bool,
@@ -149,12 +149,19 @@ impl Store {
     pub fn open_session(&mut self, holes: bool) -> Result<usize, Fault> {
         let s = (self.sessions.iter().position(|session| !session.open))
             .ok_or(Fault::of(Code::NoSlots, SESSION_SLOTS as i64, 0, 0))?;
-        let generation = self.sessions[s].generation + 1;
+        let generation = self.sessions[s].generation.wrapping_add(1);
         self.sessions[s] = Session { generation, open: true, holes, ..CLOSED };
         for l in 0..self.shape.layers {
             *self.layer_mut(s, l) = EMPTY;
         }
         Ok(s)
+    }
+
+    /// For tests: what every session slot that is free is opened with next.
+    pub fn force_generation(&mut self, generation: u64) {
+        for session in self.sessions.iter_mut().filter(|session| !session.open) {
+            session.generation = generation.wrapping_sub(1);
+        }
     }
 
     /// Gives every page back. An open restore is cancelled by it.

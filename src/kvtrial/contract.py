@@ -364,6 +364,15 @@ class Partial(NamedTuple):
     #: float32 (H_q, D): the sum of exp(score - max) * v, not divided.
     output: F32
 
+    @classmethod
+    def empty(cls, q_heads: int, head_dim: int) -> Partial:
+        """The partial of nothing, of new arrays that may be written."""
+        return cls(
+            np.full(q_heads, -np.inf, np.float32),
+            np.zeros(q_heads, np.float32),
+            np.zeros((q_heads, head_dim), np.float32),
+        )
+
 
 def merge(parts: Sequence[Partial]) -> F32:
     """Join partials into attention output.
@@ -532,4 +541,7 @@ class KVStore(Protocol):
         """Bytes of pages in use; a page shared by branches counts once."""
 
     def close(self) -> None:
-        """Free the pool and release its ledger reservation; sessions become stale."""
+        """Free the pool and release its ledger reservation; sessions become stale.
+
+        A second close, or a new session of a closed store, is `StaleOwner`.
+        """

@@ -8,22 +8,12 @@ part.
 """
 
 cimport numpy as cnp
-from libc.stdint cimport int64_t, uint32_t
-from libc.string cimport memcpy
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from kvtrial.contract import (
-    HoleNotAllowed,
-    MemoryLedger,
-    OutOfRange,
-    Partial,
-    PoolExhausted,
-    SlotCancelled,
-    StaleOwner,
-    StepIncomplete,
-    Unsupported,
-)
+from kvtrial.contract import OutOfRange, Partial, PoolExhausted, SlotCancelled
 
 from kvtrial.hot._door cimport (
     ascending,
@@ -32,16 +22,16 @@ from kvtrial.hot._door cimport (
     finite_scale,
     floats,
     int64_positions,
-    integer,
     layer_index,
 )
 from kvtrial.hot._flat_scalar cimport FlatRows, attend_grouped, attend_per_query
+from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
 from kvtrial.hot._memory cimport Region
 
 cnp.import_array()
 
 
-cdef class FlatStore:
+cdef class FlatStore(GaplessStore):
     """Flat FP32 storage.
 
     Parameters
@@ -49,6 +39,8 @@ cdef class FlatStore:
     spec : StoreSpec
     grouped : bool
         A1's kernel in place of K0's.
+    debug_poison : bool
+        Rows without content are NaN, so that a use of one shows.
 
     Raises
     ------
@@ -56,110 +48,49 @@ cdef class FlatStore:
         The budget or its ledger has no room for one row in each layer.
     """
 
-    cdef readonly object spec
-    cdef readonly str page_format
-    cdef readonly int64_t row_bytes, page_nbytes, pages_total, pages_free
-    cdef object _ledger, _reservation
     cdef Region _work
-    cdef bint open, grouped
-    cdef uint32_t generations
-    # Rows count per layer: a token in all layers is `layers` rows.
-    cdef int64_t rows_total, rows_used, capacity, layers, q_heads, heads, group, dim, base
-    cdef int64_t first_query
+    cdef bint grouped
 
-    def __init__(self, spec, *, bint grouped):
-        self.spec, self.grouped = spec, grouped
-        self.layers, self.q_heads, self.heads = spec.layers, spec.q_heads, spec.local_kv_heads
-        self.group, self.dim, self.base = spec.group, spec.head_dim, spec.base_position
-        self.first_query = spec.heads[0] * spec.group
-        self.row_bytes = 2 * self.heads * self.dim * sizeof(float)
-        self.page_format = f"fp32/flat/H{self.heads}/D{self.dim}"
-        self.rows_total = spec.budget_bytes // self.row_bytes
-        self.capacity = self.rows_total // self.layers
-        if self.capacity < 1:
-            raise PoolExhausted(
-                f"budget_bytes is {spec.budget_bytes}, and one token takes "
-                f"{self.row_bytes * self.layers}; give at least that"
-            )
-        self._ledger = spec.ledger or MemoryLedger(spec.budget_bytes)
-        self._reservation = self._ledger.reserve(
-            self.page_format, self.rows_total * self.row_bytes
+    def __init__(self, spec, *, bint grouped, bint debug_poison=False):
+        GaplessStore.__init__(
+            self, spec, f"fp32/flat/H{spec.local_kv_heads}/D{spec.head_dim}",
+            spec.head_dim * sizeof(float), 1, debug_poison,
         )
+        self.grouped = grouped
         try:
             self._work = Region(
                 (self.capacity * self.group + self.heads * self.group * (self.dim + 2))
                 * sizeof(float)
             )
         except PoolExhausted:
-            self._ledger.release(self._reservation)
+            self.close()
             raise
-        self.open = True
 
     def open_session(self, position_holes_allowed=False):
         """A new, empty session."""
         cdef FlatSession session
-        self.check_open()
-        if position_holes_allowed:
-            raise Unsupported(f"{self.page_format} has no holes; use a paged store")
+        self.check_holes(position_holes_allowed)
         session = FlatSession.__new__(FlatSession)
-        session.store = self
         session.memory = Region(self.layers * self.capacity * self.row_bytes)
-        session.table = Region(self.layers * sizeof(FlatLayer))
-        session.layers = <FlatLayer *>session.table.data
-        self.generations += 1
-        session.generation = self.generations
+        if self.poison:
+            memset(session.memory.data, 0xFF, session.memory.nbytes)
+        session.slot_table = Region(self.layers * sizeof(FlatSlot))
+        session.slots = <FlatSlot *>session.slot_table.data
+        session.begin(self)
         return session
 
-    cdef int check_open(self) except -1:
-        if not self.open:
-            raise StaleOwner("the store is closed; open another")
-        return 0
 
-    def page_table(self, session, layer):
-        """`Unsupported`: there are no pages."""
-        return session.page_table(layer)
-
-    def reference_counts(self):
-        """`Unsupported`: there are no pages."""
-        raise Unsupported(f"{self.page_format} has no pages")
-
-    @property
-    def resident_bytes(self):
-        """Bytes of the rows that sessions hold."""
-        return self.rows_used * self.row_bytes
-
-    def close(self):
-        """Release the reservation; sessions become stale, memory goes with its last view."""
-        self.check_open()
-        self.open = False
-        self._ledger.release(self._reservation)
-
-
-ctypedef struct FlatLayer:
-    int64_t end
-    int64_t slot_start, slot_n  # slot_n 0: no reservation
+ctypedef struct FlatSlot:
+    int64_t start, n  # n 0: no reservation
     int64_t committed_start, committed_n
 
 
-cdef class FlatSession:
+cdef class FlatSession(GaplessSession):
     """One sequence of a `FlatStore`; the verbs are described in `kvtrial.contract`."""
 
-    cdef readonly FlatStore store
-    cdef readonly uint32_t generation
     cdef Region memory
-    cdef Region table
-    cdef FlatLayer *layers
-
-    @property
-    def position_holes_allowed(self):
-        """False: a flat store has no holes."""
-        return False
-
-    cdef FlatStore opened(self):
-        if self.memory is None:
-            raise StaleOwner(f"the session (generation {self.generation}) is closed; open another")
-        self.store.check_open()
-        return self.store
+    cdef Region slot_table
+    cdef FlatSlot *slots
 
     cdef float *rows(self, int64_t lay) noexcept:
         """K rows of a layer; its V rows follow them."""
@@ -168,54 +99,35 @@ cdef class FlatSession:
     cdef int64_t row_floats(self) noexcept:
         return self.store.heads * self.store.dim
 
-    # Steps ----------------------------------------------------------------------------------------
+    cdef int64_t reach(self, int64_t lay) noexcept:
+        return self.ends[lay] + self.slots[lay].n
 
-    cdef int at_boundary(self) except -1:
+    cdef void cancel(self) noexcept:
         cdef int64_t lay
-        for lay in range(1, self.store.layers):
-            if self.layers[lay].end != self.layers[0].end:
-                raise StepIncomplete(
-                    f"layer {lay} stands at {self.layers[lay].end + self.store.base} and layer 0 at "
-                    f"{self.layers[0].end + self.store.base}; finish the step, or call abandon_step"
-                )
-        return 0
-
-    cdef int in_turn(self, int64_t lay, int64_t end) except -1:
-        if lay == 0:
-            return self.at_boundary()
-        if end > self.layers[lay - 1].end:
-            raise StepIncomplete(
-                f"layer {lay} would reach {end + self.store.base}, past layer {lay - 1} at "
-                f"{self.layers[lay - 1].end + self.store.base}; go through the layers in turn"
-            )
-        return 0
-
-    cdef void cancel_all(self) noexcept:
-        cdef int64_t lay
+        cdef FlatSlot *slot
         for lay in range(self.store.layers):
-            self.store.rows_used -= self.layers[lay].slot_n
-            self.layers[lay].slot_n = 0
+            slot = self.slots + lay
+            if slot.n:
+                self.poison_rows(lay, slot.start, slot.start + slot.n)
+                self.store.units_used -= slot.n
+                slot.n = 0
 
-    cdef int room_for(self, int64_t lay, int64_t n) except -1:
-        """Room for n more rows, once reservations are cancelled."""
-        cdef int64_t i, free = self.store.rows_total - self.store.rows_used
-        for i in range(self.store.layers):
-            free += self.layers[i].slot_n
-        if n > free or self.layers[lay].end + n > self.store.capacity:
-            raise PoolExhausted(
-                f"{n} rows are needed; {min(free, self.store.capacity - self.layers[lay].end)} fit; "
-                "close or roll back a session, or open the store with more budget_bytes"
-            )
-        return 0
+    cdef void drop(self, int64_t lay, int64_t first, int64_t last) noexcept:
+        self.poison_rows(lay, first, last)
+        self.slots[lay].committed_n = 0
 
-    cdef void truncate(self, int64_t end) noexcept:
-        cdef int64_t lay
-        self.cancel_all()
-        for lay in range(self.store.layers):
-            if self.layers[lay].end > end:
-                self.store.rows_used -= self.layers[lay].end - end
-                self.layers[lay].end = end
-                self.layers[lay].committed_n = 0
+    cdef void poison_rows(self, int64_t lay, int64_t first, int64_t last) noexcept:
+        """NaN into rows without content, where the store was opened so."""
+        cdef int64_t row = self.row_floats()
+        cdef float *k = self.rows(lay) + first * row
+        if self.store.poison:
+            memset(k, 0xFF, (last - first) * row * sizeof(float))
+            memset(k + self.store.capacity * row, 0xFF, (last - first) * row * sizeof(float))
+
+    def close(self):
+        """Give every row back; any later verb is `StaleOwner`."""
+        GaplessSession.close(self)
+        self.memory = None
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -224,7 +136,7 @@ cdef class FlatSession:
         cdef FlatStore store = self.opened()
         cdef int64_t lay = layer_index(layer, store.layers), row = self.row_floats()
         where = int64_positions(positions)
-        cdef int64_t n = cnp.PyArray_DIM(where, 0), low = self.layers[lay].end + store.base
+        cdef int64_t n = cnp.PyArray_DIM(where, 0)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef float *k_rows = floats(k, "k", 3, n, store.heads, store.dim, False)
         cdef float *v_rows = floats(v, "v", 3, n, store.heads, store.dim, False)
@@ -232,31 +144,20 @@ cdef class FlatSession:
         ascending(at, n)
         if n == 0:
             return
-        if not low <= at[0] <= at[n - 1] < store.base + store.capacity + n:
-            raise OutOfRange(
-                f"positions {at[0]} to {at[n - 1]}; allowed: {low} to "
-                f"{store.base + store.capacity - 1}"
-            )
-        if at[0] != low or at[n - 1] != low + n - 1:
-            raise HoleNotAllowed(
-                f"positions {at[0]} to {at[n - 1]} leave holes after {low}; a flat store has none"
-            )
-        self.in_turn(lay, self.layers[lay].end + n)
-        self.room_for(lay, n)
-        self.cancel_all()
-        mine += self.layers[lay].end * row
+        self.check_append(lay, at, n)
+        self.cancel()
+        mine += self.ends[lay] * row
         memcpy(mine, k_rows, n * row * sizeof(float))
         memcpy(mine + store.capacity * row, v_rows, n * row * sizeof(float))
-        self.layers[lay].end += n
-        self.layers[lay].committed_n = 0
-        store.rows_used += n
+        self.grow(lay, self.ends[lay] + n)
+        self.slots[lay].committed_n = 0
 
     def reserve_slot(self, layer, positions):
         """Writable K and V views (n, H_kv, D) of the next n positions, or None."""
         cdef FlatStore store = self.opened()
         cdef int64_t lay = layer_index(layer, store.layers), row = self.row_floats(), i
         where = int64_positions(positions)
-        cdef int64_t n = cnp.PyArray_DIM(where, 0), end = self.layers[lay].end
+        cdef int64_t n = cnp.PyArray_DIM(where, 0), end = self.ends[lay]
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef Py_ssize_t[3] shape
         cdef float *k = self.rows(lay) + end * row
@@ -266,11 +167,11 @@ cdef class FlatSession:
             if at[i] != at[0] + i:
                 return None
         self.in_turn(lay, end + n)
-        self.room_for(lay, n)
-        self.cancel_all()
-        self.layers[lay].slot_start, self.layers[lay].slot_n = end, n
-        self.layers[lay].committed_n = 0
-        store.rows_used += n
+        self.room_for(lay, end + n)
+        self.cancel()
+        self.slots[lay].start, self.slots[lay].n = end, n
+        self.slots[lay].committed_n = 0
+        store.units_used += n
         shape[0], shape[1], shape[2] = n, store.heads, store.dim
         return (
             self.memory.view(k, 3, shape, NULL, cnp.NPY_FLOAT32, True),
@@ -280,15 +181,16 @@ cdef class FlatSession:
     def commit_slot(self, layer, positions):
         """Make the reserved rows valid."""
         cdef FlatStore store = self.opened()
-        cdef FlatLayer *at = self.layers + layer_index(layer, store.layers)
+        cdef int64_t lay = layer_index(layer, store.layers)
+        cdef FlatSlot *slot = self.slots + lay
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), i, start
         cdef const int64_t *given = <const int64_t *>cnp.PyArray_DATA(where)
         if n == 0:
             return
         start = given[0] - store.base
-        cdef bint is_open = at.slot_n == n and at.slot_start == start
-        cdef bint matches = is_open or (at.committed_n == n and at.committed_start == start)
+        cdef bint is_open = slot.n == n and slot.start == start
+        cdef bint matches = is_open or (slot.committed_n == n and slot.committed_start == start)
         for i in range(1, n):
             matches = matches and given[i] == given[0] + i
         if not matches:
@@ -297,8 +199,8 @@ cdef class FlatSession:
                 "cancelled it, reserve again"
             )
         if is_open:
-            at.committed_start, at.committed_n, at.slot_n = start, n, 0
-            at.end = start + n
+            slot.committed_start, slot.committed_n, slot.n = start, n, 0
+            self.ends[lay] = start + n
 
     def read(self, layer, positions):
         """Copies of valid rows as float32 (n, H_kv, D)."""
@@ -308,12 +210,7 @@ cdef class FlatSession:
         cdef int64_t n = cnp.PyArray_DIM(where, 0)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef float *mine = self.rows(lay)
-        for i in range(n):
-            if not 0 <= at[i] - store.base < self.layers[lay].end:
-                raise OutOfRange(
-                    f"position is {at[i]}; allowed: {store.base} to "
-                    f"{store.base + self.layers[lay].end - 1}"
-                )
+        self.check_stored(lay, at, n)
         k = np.empty((n, store.heads, store.dim), np.float32)
         v = np.empty((n, store.heads, store.dim), np.float32)
         for i in range(n):
@@ -328,12 +225,12 @@ cdef class FlatSession:
     cdef FlatRows whole(self, int64_t lay, const float *q, float scale) noexcept:
         """All rows and heads of a layer, with the partial in the store's work space."""
         cdef FlatRows at
-        cdef FlatStore store = self.store
+        cdef FlatStore store = <FlatStore>self.store
         cdef int64_t queries = store.heads * store.group
         at.k = self.rows(lay)
         at.row_floats = self.row_floats()
         at.v = at.k + store.capacity * at.row_floats
-        at.rows, at.head_dim, at.group = self.layers[lay].end, store.dim, store.group
+        at.rows, at.head_dim, at.group = self.ends[lay], store.dim, store.group
         at.first_head, at.last_head = 0, store.heads
         at.q, at.scale = q + store.first_query * store.dim, scale
         at.max = <float *>store._work.data
@@ -343,19 +240,10 @@ cdef class FlatSession:
         return at
 
     cdef void run(self, const FlatRows *at) noexcept:
-        if self.store.grouped:
+        if (<FlatStore>self.store).grouped:
             attend_grouped(at)
         else:
             attend_per_query(at)
-
-    cdef void run_and_divide(self, const FlatRows *at, float *out) noexcept:
-        """Attention into the store's own heads of out (H_q, D)."""
-        cdef int64_t h, d, dim = at.head_dim
-        self.run(at)
-        out += self.store.first_query * dim
-        for h in range(self.store.heads * at.group):
-            for d in range(dim):
-                out[h * dim + d] = at.output[h * dim + d] / at.sum[h] if at.sum[h] != 0 else 0
 
     def attend(self, layer, q, out, scale):
         """Attention of q (H_q, D) over the layer's rows, into out (H_q, D)."""
@@ -364,13 +252,14 @@ cdef class FlatSession:
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
         cdef float *rows = floats(out, "out", 2, 0, store.q_heads, store.dim, True)
         cdef FlatRows at = self.whole(lay, queries, finite_scale(scale))
-        self.run_and_divide(&at, rows)
+        self.run(&at)
+        store.divide(at.sum, at.output, rows)
 
     def attend_block(self, layer, q, out, scale):
         """Causal attention of q (n, H_q, D), the newest n positions, into out."""
         cdef FlatStore store = self.opened()
         cdef int64_t lay = layer_index(layer, store.layers), n = block_rows(q), i
-        cdef int64_t stride = store.q_heads * store.dim, end = self.layers[lay].end
+        cdef int64_t stride = store.q_heads * store.dim, end = self.ends[lay]
         cdef float *queries = floats(q, "q", 3, n, store.q_heads, store.dim, False)
         cdef float *rows = floats(out, "out", 3, n, store.q_heads, store.dim, True)
         cdef FlatRows at
@@ -380,7 +269,8 @@ cdef class FlatSession:
         for i in range(n):
             at = self.whole(lay, queries + i * stride, factor)
             at.rows = end - n + i + 1
-            self.run_and_divide(&at, rows + i * stride)
+            self.run(&at)
+            store.divide(at.sum, at.output, rows + i * stride)
 
     def attend_partial(self, layer, q, scale, *, kv_heads=None, positions=None):
         """Attention over KV heads [start, stop) and positions [start, stop), for `merge`."""
@@ -397,89 +287,9 @@ cdef class FlatSession:
         at.v += start * at.row_floats
         at.rows = stop - start
         at.first_head, at.last_head = first - <int64_t>own_first, last - <int64_t>own_first
-        part = Partial(
-            np.full(store.q_heads, -np.inf, np.float32),
-            np.zeros(store.q_heads, np.float32),
-            np.zeros((store.q_heads, store.dim), np.float32),
-        )
+        part = Partial.empty(store.q_heads, store.dim)
         at.max = <float *>cnp.PyArray_DATA(part.max) + store.first_query
         at.sum = <float *>cnp.PyArray_DATA(part.sum) + store.first_query
         at.output = <float *>cnp.PyArray_DATA(part.output) + store.first_query * store.dim
         self.run(&at)
         return part
-
-    # What it shows, and the ways back -------------------------------------------------------------
-
-    def length(self, layer):
-        """Highest valid or reserved position + 1."""
-        cdef FlatStore store = self.opened()
-        cdef int64_t lay = layer_index(layer, store.layers)
-        return store.base + self.layers[lay].end + self.layers[lay].slot_n
-
-    def valid(self, layer):
-        """bool (length - base_position,): True where a row is valid."""
-        cdef FlatStore store = self.opened()
-        cdef int64_t lay = layer_index(layer, store.layers)
-        bits = np.zeros(self.layers[lay].end + self.layers[lay].slot_n, np.bool_)
-        bits[: self.layers[lay].end] = True
-        return bits
-
-    def rollback_tail(self, n):
-        """Drop the last n positions."""
-        cdef int64_t count = 0
-        self.opened()
-        count = integer(n, "n")
-        self.at_boundary()
-        if not 0 <= count <= self.layers[0].end:
-            raise OutOfRange(f"n is {count}; allowed: 0 to {self.layers[0].end}")
-        if count:
-            self.truncate(self.layers[0].end - count)
-
-    def abandon_step(self):
-        """Drop the rows of a step that not every layer has finished."""
-        # No layer is ahead of the one before it.
-        self.truncate(self.layers[self.opened().layers - 1].end)
-
-    def close(self):
-        """Give every row back; any later verb is `StaleOwner`."""
-        self.opened()
-        self.at_boundary()
-        self.truncate(0)
-        self.memory = None
-
-    def _lacking(self, verb):
-        self.opened()
-        raise Unsupported(f"{self.store.page_format} has no {verb}; use a paged store")
-
-    def invalidate(self, layer, positions):
-        """`Unsupported`, but for the rule that holes need a session opened with them."""
-        self.opened()
-        raise HoleNotAllowed("a flat store has no holes; use a paged store")
-
-    def page_table(self, layer):
-        """`Unsupported`."""
-        self._lacking("page table")
-
-    def begin_branch(self):
-        """`Unsupported`."""
-        self._lacking("branches")
-
-    def commit_prefix(self, k):
-        """`Unsupported`."""
-        self._lacking("branches")
-
-    def page_bytes(self, layer, index):
-        """`Unsupported`."""
-        self._lacking("pages")
-
-    def begin_restore(self, valid):
-        """`Unsupported`."""
-        self._lacking("restore")
-
-    def finish_restore(self):
-        """`Unsupported`."""
-        self._lacking("restore")
-
-    def cancel_restore(self):
-        """`Unsupported`."""
-        self._lacking("restore")

@@ -392,11 +392,7 @@ cdef class PagedSession:
         span.last_slot = min(max(stop - store.base, <int64_t>0), span.last_slot)
         span.first_head = <int32_t>(first - <int64_t>own_first)
         span.last_head = <int32_t>(last - <int64_t>own_first)
-        part = Partial(
-            np.full(store.q_heads, -np.inf, np.float32),
-            np.zeros(store.q_heads, np.float32),
-            np.zeros((store.q_heads, store.dim), np.float32),
-        )
+        part = Partial.empty(store.q_heads, store.dim)
         cdef float *partials = span.output + store.heads * store.group * store.dim
         span.max = <float *>cnp.PyArray_DATA(part.max) + store.first_query
         span.sum = <float *>cnp.PyArray_DATA(part.sum) + store.first_query

@@ -9,15 +9,6 @@ cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from kvtrial.hot._door cimport (
-    block_rows,
-    bounds,
-    finite_scale,
-    floats,
-    int64_positions,
-    integer,
-)
-
 import numpy as np
 
 from kvtrial.contract import (
@@ -36,92 +27,22 @@ from kvtrial.contract import (
     StepIncomplete,
 )
 
+from kvtrial.hot._door cimport (
+    block_rows,
+    bounds,
+    finite_scale,
+    floats,
+    int64_positions,
+    integer,
+)
+from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, kv_task_fn
+from kvtrial.hot._native cimport *
+
 cnp.import_array()
 
 
 cdef extern from "thread_pool.h":
-    ctypedef void (*kv_task_fn)(void *, int64_t) noexcept nogil
     void kv_parallel_for(kv_task_fn, void *, int64_t, int) noexcept nogil
-
-
-cdef extern from "kv_kernel.h":
-    const char *KV_KERNEL_CAPSULE
-    ctypedef struct kv_span:
-        pass
-
-
-cdef extern from "kvtrial_native.h":
-    ctypedef struct kvn_store:
-        pass
-    ctypedef struct kvn_fault:
-        int32_t code
-        int64_t value, low, high
-    ctypedef struct kvn_handle:
-        uint64_t generation
-        uint32_t slot
-    ctypedef struct kvn_call:
-        const float *q
-        int64_t q_heads, first_head
-        float scale
-        void (*parallel_for)(kv_task_fn, void *, int64_t, int) noexcept nogil
-        int64_t threads
-
-    enum:
-        KVN_PANIC, KVN_NO_MEMORY, KVN_LAYER, KVN_NOT_ASCENDING, KVN_POSITION, KVN_NOT_VALID
-        KVN_HOLE_NOT_ALLOWED, KVN_NO_PAGES, KVN_NO_SLOTS, KVN_STALE, KVN_STEP_INCOMPLETE
-        KVN_LAYER_AHEAD, KVN_BRANCHES_OPEN, KVN_BRANCH_DIVERGED, KVN_NOT_A_BRANCH, KVN_COUNT
-        KVN_SLOT_CANCELLED, KVN_RESTORING, KVN_NOT_RESTORING, KVN_NOT_EMPTY, KVN_PAGE_INDEX
-        KVN_HEADS, KVN_SHAPE, KVN_BUDGET
-
-    int64_t kvn_page_nbytes(int64_t heads, int64_t dim, int64_t page_tokens) nogil
-    int kvn_open(
-        int64_t layers, int64_t heads, int64_t group, int64_t dim, int64_t page_tokens,
-        int64_t base, int64_t pages, int poison, kvn_store **store, kvn_fault *,
-    ) nogil
-    void kvn_free(kvn_store *) nogil
-    int kvn_open_session(kvn_store *, int, kvn_handle *, kvn_fault *) nogil
-    int kvn_close_session(kvn_store *, kvn_handle, kvn_fault *) nogil
-    int kvn_append(
-        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, const float *, const float *,
-        kvn_fault *,
-    ) nogil
-    int kvn_invalidate(
-        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, kvn_fault *
-    ) nogil
-    int kvn_reserve(
-        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, float **, kvn_fault *
-    ) nogil
-    int kvn_commit(kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, kvn_fault *) nogil
-    int kvn_read(
-        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, float *, float *, kvn_fault *
-    ) nogil
-    int kvn_attend(kvn_store *, kvn_handle, int64_t, kvn_call, float *, kvn_fault *) nogil
-    int kvn_attend_block(
-        kvn_store *, kvn_handle, int64_t, kvn_call, int64_t, float *, kvn_fault *
-    ) nogil
-    int kvn_attend_partial(
-        kvn_store *, kvn_handle, int64_t, kvn_call, int64_t, int64_t, int64_t, int64_t,
-        float *, float *, float *, kvn_fault *,
-    ) nogil
-    int kvn_length(kvn_store *, kvn_handle, int64_t, int64_t *, kvn_fault *) nogil
-    int kvn_valid(kvn_store *, kvn_handle, int64_t, uint8_t *, kvn_fault *) nogil
-    int kvn_page_table(kvn_store *, kvn_handle, int64_t, int32_t *, kvn_fault *) nogil
-    int kvn_begin_branch(kvn_store *, kvn_handle, kvn_handle *, kvn_fault *) nogil
-    int kvn_commit_prefix(kvn_store *, kvn_handle, int64_t, kvn_fault *) nogil
-    int kvn_rollback_tail(kvn_store *, kvn_handle, int64_t, kvn_fault *) nogil
-    int kvn_abandon_step(kvn_store *, kvn_handle, kvn_fault *) nogil
-    int kvn_page(
-        kvn_store *, kvn_handle, int64_t, int64_t, const float **, kvn_fault *
-    ) nogil
-    int kvn_begin_restore(kvn_store *, kvn_handle, const uint8_t *, int64_t, kvn_fault *) nogil
-    int kvn_restore_page(
-        kvn_store *, kvn_handle, int64_t, int64_t, float **, kvn_fault *
-    ) nogil
-    int kvn_finish_restore(kvn_store *, kvn_handle, kvn_fault *) nogil
-    int kvn_cancel_restore(kvn_store *, kvn_handle, kvn_fault *) nogil
-    int kvn_reference_counts(kvn_store *, uint32_t *, kvn_fault *) nogil
-    int kvn_pages_free(kvn_store *, int64_t *, kvn_fault *) nogil
-    int kvn_span_fp32(const kv_span *) nogil
 
 
 #: Code of the boundary -> the contract's error and its message.
@@ -199,9 +120,12 @@ def kernel_capsule():
     return PyCapsule_New(<void *>kvn_span_fp32, KV_KERNEL_CAPSULE, NULL)
 
 
-cdef object _error(const kvn_fault *fault):
-    kind, text = _ERRORS[fault.code]
-    return kind(text.format(value=fault.value, low=fault.low, high=fault.high))
+cdef int check(int code, const kvn_fault *fault) except -1:
+    """Raises what a call across the boundary ended with, unless it is 0."""
+    if code:
+        kind, text = _ERRORS[fault.code]
+        raise kind(text.format(value=fault.value, low=fault.low, high=fault.high))
+    return 0
 
 
 cdef class _Memory:
@@ -247,11 +171,12 @@ cdef class Store:
     cdef readonly int64_t row_bytes, page_nbytes, pages_total
     cdef _Memory memory
     cdef object _ledger, _reservation
+    # Filled by the call that failed last: a store serves one call at a time.
+    cdef kvn_fault fault
     # The spec's shape as integers of the machine: `heads` and `first_head` are this store's share.
     cdef int64_t q_heads, heads, first_head, dim, stride, page_tokens, base, threads
 
     def __init__(self, spec, *, bint debug_poison=False):
-        cdef kvn_fault fault
         cdef _Memory memory = _Memory()
         self.spec = spec
         self.q_heads, self.heads, self.dim = spec.q_heads, spec.local_kv_heads, spec.head_dim
@@ -273,15 +198,20 @@ cdef class Store:
             )
         self._ledger = spec.ledger or MemoryLedger(spec.budget_bytes)
         self._reservation = self._ledger.reserve("K3", self.pages_total * self.page_nbytes)
-        if kvn_open(
-            spec.layers, self.heads, spec.group, self.dim, self.page_tokens, self.base,
-            self.pages_total, debug_poison, &memory.handle, &fault,
-        ):
+        try:
+            check(
+                kvn_open(
+                    spec.layers, self.heads, spec.group, self.dim, self.page_tokens, self.base,
+                    self.pages_total, debug_poison, &memory.handle, &self.fault,
+                ),
+                &self.fault,
+            )
+        except KVError:
             self._ledger.release(self._reservation)
-            raise _error(&fault)
+            raise
         self.memory = memory
 
-    cdef kvn_store *open_handle(self) except NULL:
+    cdef kvn_store *native(self) except NULL:
         if self.memory is None:
             raise StaleOwner("the store is closed; open another")
         return self.memory.handle
@@ -289,10 +219,9 @@ cdef class Store:
     def open_session(self, position_holes_allowed=False):
         """A new, empty session."""
         cdef kvn_handle handle
-        cdef kvn_fault fault
-        if kvn_open_session(self.open_handle(), bool(position_holes_allowed), &handle, &fault):
-            raise _error(&fault)
-        return _session(self, handle, bool(position_holes_allowed))
+        cdef bint holes = bool(position_holes_allowed)
+        check(kvn_open_session(self.native(), holes, &handle, &self.fault), &self.fault)
+        return _session(self, handle, holes)
 
     def page_table(self, session, layer):
         """Page ids and length of a session's layer."""
@@ -302,20 +231,19 @@ cdef class Store:
 
     def reference_counts(self):
         """int32 (pages,): page-table entries that point to each page."""
-        cdef kvn_fault fault
-        cdef kvn_store *handle = self.open_handle()
+        cdef kvn_store *native = self.native()
         counts = np.empty(self.pages_total, np.int32)
-        if kvn_reference_counts(handle, <uint32_t *>cnp.PyArray_DATA(counts), &fault):
-            raise _error(&fault)
+        check(
+            kvn_reference_counts(native, <uint32_t *>cnp.PyArray_DATA(counts), &self.fault),
+            &self.fault,
+        )
         return counts
 
     @property
     def pages_free(self):
         """Pages that no session holds."""
-        cdef kvn_fault fault
         cdef int64_t pages
-        if kvn_pages_free(self.open_handle(), &pages, &fault):
-            raise _error(&fault)
+        check(kvn_pages_free(self.native(), &pages, &self.fault), &self.fault)
         return pages
 
     @property
@@ -324,18 +252,23 @@ cdef class Store:
         return (self.pages_total - self.pages_free) * self.page_nbytes
 
     def close(self):
-        """Free the pool and release its reservation; sessions become stale.
+        """Give the pool and its reservation back; sessions become stale.
 
-        The memory itself goes when the last view into it does. A second close does nothing.
+        The memory itself goes when the last view into it does.
         """
-        if self.memory is not None:
-            self.memory = None
-            self._ledger.release(self._reservation)
+        self.native()
+        self.memory = None
+        self._ledger.release(self._reservation)
+
+    def _force_generation(self, uint64_t generation):
+        """For tests: what every session slot that is free is opened with next."""
+        check(kvn_force_generation(self.native(), generation, &self.fault), &self.fault)
 
 
 cdef Session _session(Store store, kvn_handle handle, bint holes):
     cdef Session session = Session.__new__(Session)
     session.store = store
+    session.fault = &store.fault
     session.handle = handle
     session.generation = handle.generation
     session.position_holes_allowed = holes
@@ -349,45 +282,42 @@ cdef class Session:
     cdef readonly object generation
     cdef readonly bint position_holes_allowed
     cdef kvn_handle handle
+    cdef kvn_fault *fault  # the store's, which `store` keeps alive
+
+    # Rows -----------------------------------------------------------------------------------------
 
     def append(self, layer, positions, k, v):
         """Store rows k, v (n, H_kv, D) at ascending positions (n,)."""
-        cdef kvn_fault fault
-        cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = integer(layer, "layer")
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer"), heads = self.store.heads, dim = self.store.dim
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0)
-        cdef int64_t heads = self.store.heads, dim = self.store.dim
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef float *k_rows = floats(k, "k", 3, n, heads, dim, False)
         cdef float *v_rows = floats(v, "v", 3, n, heads, dim, False)
-        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
-        if kvn_append(store, self.handle, number, at, n, k_rows, v_rows, &fault):
-            raise _error(&fault)
+        check(kvn_append(native, self.handle, lay, at, n, k_rows, v_rows, self.fault), self.fault)
 
     def invalidate(self, layer, positions):
         """Make holes of stored positions."""
-        cdef kvn_fault fault
-        cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = integer(layer, "layer")
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer")
         where = int64_positions(positions)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
-        if kvn_invalidate(store, self.handle, number, at, cnp.PyArray_DIM(where, 0), &fault):
-            raise _error(&fault)
+        check(kvn_invalidate(native, self.handle, lay, at, n, self.fault), self.fault)
 
     def reserve_slot(self, layer, positions):
         """Writable K and V views (n, H_kv, D) inside the page, or None."""
-        cdef kvn_fault fault
-        cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = integer(layer, "layer")
-        where = int64_positions(positions)
-        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
-        cdef int64_t n = cnp.PyArray_DIM(where, 0)
-        cdef float *k = NULL
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer")
         cdef int64_t tile = self.store.page_tokens * self.store.stride
+        where = int64_positions(positions)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0)
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
+        cdef float *k = NULL
         cdef cnp.npy_intp[3] shape
         cdef cnp.npy_intp[3] strides
-        if kvn_reserve(store, self.handle, number, at, n, &k, &fault):
-            raise _error(&fault)
+        check(kvn_reserve(native, self.handle, lay, at, n, &k, self.fault), self.fault)
         if k is NULL:
             return None
         shape[0], shape[1], shape[2] = n, self.store.heads, self.store.dim
@@ -400,13 +330,28 @@ cdef class Session:
 
     def commit_slot(self, layer, positions):
         """Make the reserved rows valid."""
-        cdef kvn_fault fault
-        cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = integer(layer, "layer")
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer")
         where = int64_positions(positions)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
-        if kvn_commit(store, self.handle, number, at, cnp.PyArray_DIM(where, 0), &fault):
-            raise _error(&fault)
+        check(kvn_commit(native, self.handle, lay, at, n, self.fault), self.fault)
+
+    def read(self, layer, positions):
+        """Copies of valid rows as float32 (n, H_kv, D)."""
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer")
+        where = int64_positions(positions)
+        cdef int64_t n = cnp.PyArray_DIM(where, 0)
+        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
+        k = np.empty((n, self.store.heads, self.store.dim), np.float32)
+        v = np.empty_like(k)
+        cdef float *k_rows = <float *>cnp.PyArray_DATA(k)
+        cdef float *v_rows = <float *>cnp.PyArray_DATA(v)
+        check(kvn_read(native, self.handle, lay, at, n, k_rows, v_rows, self.fault), self.fault)
+        return k, v
+
+    # Attention ------------------------------------------------------------------------------------
 
     cdef kvn_call _call(self, const float *q, float scale):
         cdef kvn_call call
@@ -420,131 +365,100 @@ cdef class Session:
 
     def attend(self, layer, q, out, scale):
         """Attention of q (H_q, D) over the layer's valid rows, into out (H_q, D)."""
-        cdef kvn_fault fault
-        cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = integer(layer, "layer")
-        cdef int64_t heads = self.store.q_heads, dim = self.store.dim
-        cdef float *q_rows = floats(q, "q", 2, 0, heads, dim, False)
-        cdef float *out_rows = floats(out, "out", 2, 0, heads, dim, True)
-        cdef kvn_call call = self._call(q_rows, finite_scale(scale))
-        if kvn_attend(store, self.handle, number, call, out_rows, &fault):
-            raise _error(&fault)
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer"), heads = self.store.q_heads, dim = self.store.dim
+        cdef float *queries = floats(q, "q", 2, 0, heads, dim, False)
+        cdef float *rows = floats(out, "out", 2, 0, heads, dim, True)
+        cdef kvn_call call = self._call(queries, finite_scale(scale))
+        check(kvn_attend(native, self.handle, lay, call, rows, self.fault), self.fault)
 
     def attend_block(self, layer, q, out, scale):
         """Causal attention of q (n, H_q, D), the newest n positions, into out."""
-        cdef kvn_fault fault
-        cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = integer(layer, "layer")
-        cdef int64_t heads = self.store.q_heads, dim = self.store.dim
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer"), heads = self.store.q_heads, dim = self.store.dim
         cdef int64_t n = block_rows(q)
-        cdef float *q_rows = floats(q, "q", 3, n, heads, dim, False)
-        cdef float *out_rows = floats(out, "out", 3, n, heads, dim, True)
-        cdef kvn_call call = self._call(q_rows, finite_scale(scale))
-        if kvn_attend_block(store, self.handle, number, call, n, out_rows, &fault):
-            raise _error(&fault)
+        cdef float *queries = floats(q, "q", 3, n, heads, dim, False)
+        cdef float *rows = floats(out, "out", 3, n, heads, dim, True)
+        cdef kvn_call call = self._call(queries, finite_scale(scale))
+        check(kvn_attend_block(native, self.handle, lay, call, n, rows, self.fault), self.fault)
 
     def attend_partial(self, layer, q, scale, *, kv_heads=None, positions=None):
         """Attention over KV heads [start, stop) and positions [start, stop), for `merge`.
 
         KV heads are the model's and must be the store's own; positions may reach past the length.
         """
-        cdef kvn_fault fault
-        cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = integer(layer, "layer")
-        cdef int64_t heads = self.store.q_heads, dim = self.store.dim
-        cdef float *q_rows = floats(q, "q", 2, 0, heads, dim, False)
-        cdef kvn_call call = self._call(q_rows, finite_scale(scale))
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer"), heads = self.store.q_heads, dim = self.store.dim
+        cdef float *queries = floats(q, "q", 2, 0, heads, dim, False)
+        cdef kvn_call call = self._call(queries, finite_scale(scale))
         cdef int64_t first, last, start, stop
         own_first, own_last = self.store.spec.heads
         first, last = bounds(kv_heads, "kv_heads", own_first, own_last)
         start, stop = bounds(positions, "positions", 0, 2**62)
-        part = Partial(
-            np.full(heads, -np.inf, np.float32),
-            np.zeros(heads, np.float32),
-            np.zeros((heads, dim), np.float32),
+        part = Partial.empty(heads, dim)
+        check(
+            kvn_attend_partial(
+                native, self.handle, lay, call, first - own_first, last - own_first, start, stop,
+                <float *>cnp.PyArray_DATA(part.max), <float *>cnp.PyArray_DATA(part.sum),
+                <float *>cnp.PyArray_DATA(part.output), self.fault,
+            ),
+            self.fault,
         )
-        if kvn_attend_partial(
-            store, self.handle, number, call, first - own_first, last - own_first, start, stop,
-            <float *>cnp.PyArray_DATA(part.max), <float *>cnp.PyArray_DATA(part.sum),
-            <float *>cnp.PyArray_DATA(part.output), &fault,
-        ):
-            raise _error(&fault)
         return part
 
-    def read(self, layer, positions):
-        """Copies of valid rows as float32 (n, H_kv, D)."""
-        cdef kvn_fault fault
-        cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = integer(layer, "layer")
-        where = int64_positions(positions)
-        cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
-        cdef int64_t n = cnp.PyArray_DIM(where, 0)
-        shape = (n, self.store.heads, self.store.dim)
-        k, v = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        if kvn_read(
-            store, self.handle, number, at, n, <float *>cnp.PyArray_DATA(k),
-            <float *>cnp.PyArray_DATA(v), &fault,
-        ):
-            raise _error(&fault)
-        return k, v
+    # What it shows --------------------------------------------------------------------------------
 
     def length(self, layer):
         """Highest valid or reserved position + 1."""
-        cdef kvn_fault fault
-        cdef int64_t length
-        cdef kvn_store *store = self.store.open_handle()
-        if kvn_length(store, self.handle, integer(layer, "layer"), &length, &fault):
-            raise _error(&fault)
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer"), length
+        check(kvn_length(native, self.handle, lay, &length, self.fault), self.fault)
         return length
 
     def valid(self, layer):
         """bool (length - base_position,): True where a row is valid."""
-        cdef kvn_fault fault
         bits = np.empty(self.length(layer) - self.store.base, np.bool_)
-        if kvn_valid(
-            self.store.open_handle(), self.handle, layer, <uint8_t *>cnp.PyArray_DATA(bits), &fault
-        ):
-            raise _error(&fault)
+        cdef uint8_t *at = <uint8_t *>cnp.PyArray_DATA(bits)
+        check(kvn_valid(self.store.native(), self.handle, layer, at, self.fault), self.fault)
         return bits
 
     def page_table(self, layer):
         """The layer's page ids, int32, from base_position on, and its length."""
-        cdef kvn_fault fault
         cdef int64_t length = self.length(layer), tokens = self.store.page_tokens
         ids = np.empty((length - self.store.base + tokens - 1) // tokens, np.int32)
-        if kvn_page_table(
-            self.store.open_handle(), self.handle, layer, <int32_t *>cnp.PyArray_DATA(ids), &fault
-        ):
-            raise _error(&fault)
+        cdef int32_t *at = <int32_t *>cnp.PyArray_DATA(ids)
+        check(kvn_page_table(self.store.native(), self.handle, layer, at, self.fault), self.fault)
         return PageTable(ids, length)
+
+    # Branches and the ways back -------------------------------------------------------------------
 
     def begin_branch(self):
         """A copy-on-write child at the current length."""
-        cdef kvn_fault fault
         cdef kvn_handle child
-        if kvn_begin_branch(self.store.open_handle(), self.handle, &child, &fault):
-            raise _error(&fault)
+        check(
+            kvn_begin_branch(self.store.native(), self.handle, &child, self.fault), self.fault
+        )
         return _session(self.store, child, self.position_holes_allowed)
 
     def commit_prefix(self, k):
         """Move the first k positions since the branch began into the parent; close the branch."""
-        cdef kvn_fault fault
-        cdef int64_t count = integer(k, "k")
-        if kvn_commit_prefix(self.store.open_handle(), self.handle, count, &fault):
-            raise _error(&fault)
+        cdef int64_t n = integer(k, "k")
+        check(kvn_commit_prefix(self.store.native(), self.handle, n, self.fault), self.fault)
 
     def rollback_tail(self, n):
         """Drop the last n positions."""
-        cdef kvn_fault fault
         cdef int64_t count = integer(n, "n")
-        if kvn_rollback_tail(self.store.open_handle(), self.handle, count, &fault):
-            raise _error(&fault)
+        check(kvn_rollback_tail(self.store.native(), self.handle, count, self.fault), self.fault)
 
     def abandon_step(self):
         """Drop the rows of a step that not every layer has finished."""
-        cdef kvn_fault fault
-        if kvn_abandon_step(self.store.open_handle(), self.handle, &fault):
-            raise _error(&fault)
+        check(kvn_abandon_step(self.store.native(), self.handle, self.fault), self.fault)
+
+    def close(self):
+        """Give every page back; any later verb is `StaleOwner`."""
+        check(kvn_close_session(self.store.native(), self.handle, self.fault), self.fault)
+
+    # Spill and restore ----------------------------------------------------------------------------
 
     cdef object _page_view(self, void *page, bint writable):
         cdef cnp.npy_intp size = self.store.page_nbytes
@@ -556,19 +470,15 @@ cdef class Session:
 
     def page_bytes(self, layer, index):
         """Page `index` of the layer, read-only; None for a page of holes."""
-        cdef kvn_fault fault
+        cdef kvn_store *native = self.store.native()
+        cdef int64_t lay = integer(layer, "layer"), i = integer(index, "index")
         cdef const float *page
-        cdef kvn_store *store = self.store.open_handle()
-        cdef int64_t number = integer(layer, "layer"), page_index = integer(index, "index")
-        if kvn_page(store, self.handle, number, page_index, &page, &fault):
-            raise _error(&fault)
+        check(kvn_page(native, self.handle, lay, i, &page, self.fault), self.fault)
         return self._page_view(<void *>page, False)
 
     def begin_restore(self, valid):
         """Take pages for the rows marked in valid (L, rows); writable views of each, by layer."""
-        cdef kvn_fault fault
-        cdef float *page
-        cdef kvn_store *store = self.store.open_handle()
+        cdef kvn_store *native = self.store.native()
         layers = self.store.spec.layers
         if (
             not isinstance(valid, np.ndarray) or valid.dtype != np.bool_ or valid.ndim != 2
@@ -576,35 +486,24 @@ cdef class Session:
         ):
             raise InvalidArgument(f"valid is {valid!r}; give bool of shape ({layers}, rows)")
         bits = np.ascontiguousarray(valid)
-        cdef int64_t rows = bits.shape[1]
-        if kvn_begin_restore(
-            store, self.handle, <const uint8_t *>cnp.PyArray_DATA(bits), rows, &fault
-        ):
-            raise _error(&fault)
-        views = []
-        for layer in range(layers):
-            pages = []
-            for index in range((rows + self.store.page_tokens - 1) // self.store.page_tokens):
-                if kvn_restore_page(store, self.handle, layer, index, &page, &fault):
-                    raise _error(&fault)
-                pages.append(self._page_view(page, True))
-            views.append(pages)
-        return views
+        cdef int64_t rows = bits.shape[1], pages
+        cdef const uint8_t *at = <const uint8_t *>cnp.PyArray_DATA(bits)
+        check(kvn_begin_restore(native, self.handle, at, rows, self.fault), self.fault)
+        pages = (rows + self.store.page_tokens - 1) // self.store.page_tokens
+        return [[self._restore_page(lay, i) for i in range(pages)] for lay in range(layers)]
+
+    cdef object _restore_page(self, int64_t lay, int64_t index):
+        cdef float *page
+        check(
+            kvn_restore_page(self.store.native(), self.handle, lay, index, &page, self.fault),
+            self.fault,
+        )
+        return self._page_view(page, True)
 
     def finish_restore(self):
         """Make the restored rows valid."""
-        cdef kvn_fault fault
-        if kvn_finish_restore(self.store.open_handle(), self.handle, &fault):
-            raise _error(&fault)
+        check(kvn_finish_restore(self.store.native(), self.handle, self.fault), self.fault)
 
     def cancel_restore(self):
         """Give the pages of an unfinished restore back."""
-        cdef kvn_fault fault
-        if kvn_cancel_restore(self.store.open_handle(), self.handle, &fault):
-            raise _error(&fault)
-
-    def close(self):
-        """Give every page back; any later verb is `StaleOwner`."""
-        cdef kvn_fault fault
-        if kvn_close_session(self.store.open_handle(), self.handle, &fault):
-            raise _error(&fault)
+        check(kvn_cancel_restore(self.store.native(), self.handle, self.fault), self.fault)

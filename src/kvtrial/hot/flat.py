@@ -7,20 +7,16 @@ branches, holes, a page pool or spill.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec
-
-_CAPABILITIES = frozenset(
-    {Capability.OWNER, Capability.ROLLBACK, Capability.RESERVE_SLOT, Capability.PARTIALS}
-)
-_LAYOUT = "flat [token][kv_head][head_dim]"
+from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
 
 
 def _open(spec: StoreSpec, *, grouped: bool) -> KVStore:
     from kvtrial.hot._flat import FlatStore
 
-    store: KVStore = FlatStore(spec, grouped=grouped)
+    store: KVStore = FlatStore(spec, grouped=grouped, debug_poison=poison_wanted())
     return store
 
 
@@ -31,19 +27,17 @@ K0 = Candidate(
     profile=Profile.FP32,
     language="Cython",
     owner="Cython",
-    layout=_LAYOUT,
-    capabilities=_CAPABILITIES,
+    layout="flat [token][kv_head][head_dim]",
+    capabilities=frozenset(
+        {Capability.OWNER, Capability.ROLLBACK, Capability.RESERVE_SLOT, Capability.PARTIALS}
+    ),
     open=partial(_open, grouped=False),
 )
 
-A1 = Candidate(
+A1 = replace(
+    K0,
     name="A1",
     title="Flat, scalar, group-aware",
     role="ablation",
-    profile=Profile.FP32,
-    language="Cython",
-    owner="Cython",
-    layout=_LAYOUT,
-    capabilities=_CAPABILITIES,
     open=partial(_open, grouped=True),
 )

@@ -6,15 +6,10 @@ say why they can't be opened.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvtrial import build
-from kvtrial.contract import (
-    Candidate,
-    Capability,
-    KVStore,
-    Profile,
-    StoreSpec,
-    poison_wanted,
-)
+from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
 
 
 def _not_built() -> str | None:
@@ -39,8 +34,6 @@ def _open_k4(spec: StoreSpec) -> KVStore:
     return _paged.PagedStore(spec, kernel=_rust.kernel_capsule(), debug_poison=poison_wanted())
 
 
-_LAYOUT = "paged [kv_head][token][head_dim]"
-
 K3 = Candidate(
     name="K3",
     title="Rust pool and kernel",
@@ -48,21 +41,10 @@ K3 = Candidate(
     profile=Profile.FP32,
     language="Rust",
     owner="Rust",
-    layout=_LAYOUT,
+    layout="paged [kv_head][token][head_dim]",
     capabilities=frozenset(Capability),
     open=_open_k3,
     not_built=_not_built(),
 )
 
-K4 = Candidate(
-    name="K4",
-    title="Cython pool, Rust kernel",
-    role="contender",
-    profile=Profile.FP32,
-    language="Rust",
-    owner="Cython",
-    layout=_LAYOUT,
-    capabilities=frozenset(Capability),
-    open=_open_k4,
-    not_built=_not_built(),
-)
+K4 = replace(K3, name="K4", title="Cython pool, Rust kernel", owner="Cython", open=_open_k4)

@@ -6,19 +6,10 @@ K5 is K1 with Q8_0 rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from kvtrial.contract import (
-    Candidate,
-    Capability,
-    KVStore,
-    Profile,
-    StoreSpec,
-    poison_wanted,
-)
-
-_CAPABILITIES = frozenset(Capability)
-_LAYOUT = "paged [kv_head][token][head_dim]"
+from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
 
 
 def _open(spec: StoreSpec, **options: str) -> KVStore:
@@ -28,18 +19,6 @@ def _open(spec: StoreSpec, **options: str) -> KVStore:
     return store
 
 
-A2 = Candidate(
-    name="A2",
-    title="Paged, scalar, group-aware",
-    role="ablation",
-    profile=Profile.FP32,
-    language="Cython",
-    owner="Cython",
-    layout=_LAYOUT,
-    capabilities=_CAPABILITIES,
-    open=partial(_open, kernel="scalar"),
-)
-
 K1 = Candidate(
     name="K1",
     title="Paged, fused SIMD, FP32",
@@ -47,31 +26,33 @@ K1 = Candidate(
     profile=Profile.FP32,
     language="Cython",
     owner="Cython",
-    layout=_LAYOUT,
-    capabilities=_CAPABILITIES,
+    layout="paged [kv_head][token][head_dim]",
+    capabilities=frozenset(Capability),
     open=_open,
 )
 
-K2 = Candidate(
+A2 = replace(
+    K1,
+    name="A2",
+    title="Paged, scalar, group-aware",
+    role="ablation",
+    open=partial(_open, kernel="scalar"),
+)
+
+K2 = replace(
+    K1,
     name="K2",
     title="Paged, fused SIMD, FP16 rows",
     role="profile",
     profile=Profile.FP16,
-    language="Cython",
-    owner="Cython",
-    layout=_LAYOUT,
-    capabilities=_CAPABILITIES - {Capability.RESERVE_SLOT},
+    capabilities=K1.capabilities - {Capability.RESERVE_SLOT},
     open=partial(_open, format="fp16"),
 )
 
-K5 = Candidate(
+K5 = replace(
+    K2,
     name="K5",
     title="Paged, fused SIMD, Q8_0 rows",
-    role="profile",
     profile=Profile.Q8_0,
-    language="Cython",
-    owner="Cython",
-    layout=_LAYOUT,
-    capabilities=_CAPABILITIES - {Capability.RESERVE_SLOT},
     open=partial(_open, format="q8_0"),
 )
