@@ -39,8 +39,9 @@ def _integer(value: Any, name: str, error: type[KVError] = InvalidArgument) -> i
 def _array(x: Any, shape: tuple[int, ...], name: str, writable: bool = False) -> np.ndarray:
     if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape != shape:
         raise InvalidArgument(f"{name} must be float32 of shape {shape}")
-    if not x.flags.c_contiguous or (writable and not x.flags.writeable):
-        raise InvalidArgument(f"{name} must be contiguous{' and writable' if writable else ''}")
+    if not x.flags.c_contiguous or not x.flags.aligned or (writable and not x.flags.writeable):
+        wanted = "contiguous, aligned" + (", writable" if writable else "")
+        raise InvalidArgument(f"{name} must be {wanted}")
     return x
 
 
@@ -97,14 +98,17 @@ class PlainStore:
         return self.session_type(self, position_holes_allowed)
 
     def page_table(self, session: PlainSession, layer: int) -> PageTable:
+        if not isinstance(session, PlainSession) or session.store is not self:
+            raise InvalidArgument(f"{session!r} is no session of this store")
         return session.page_table(layer)
 
     def close(self) -> None:
-        if self.open:
-            self.open = False
-            self.ledger.release(self.token)
-            for session in self.sessions:
-                session.live = False
+        if not self.open:
+            raise StaleOwner("the store is closed already")
+        self.open = False
+        self.ledger.release(self.token)
+        for session in self.sessions:
+            session.live = False
 
 
 class PlainSession:

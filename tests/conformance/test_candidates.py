@@ -35,6 +35,7 @@ def test_conforms(candidate: Candidate, test: ConformanceTest, page_tokens: int)
 def test_the_capability_table() -> None:
     """K0 lacks branch, holes and pool; every arm that can win lacks nothing that is required."""
     table = {c.name: c.missing_capabilities for c in CANDIDATES}
+    assert table.pop("C0") == ("branch", "holes", "pool", "spill")
     assert {"branch", "holes", "pool"} <= set(table.pop("K0"))
     assert set(table.pop("A1")) <= {"branch", "holes", "pool", "spill"}
     assert table == dict.fromkeys(["A2", "K1", "K2", "K3", "K4", "K5"], ())

@@ -12,17 +12,22 @@ from kvtrial.contract import Capability, UnknownCandidate
 
 
 @pytest.mark.parametrize("name", list(candidates.candidates()))
-def test_a_decode_step_allocates_nothing(name: str, tmp_path: Path) -> None:
-    """I13, on every candidate that has a pool; K0 is outside of the promise."""
+def test_hostile_input_and_allocations(name: str, tmp_path: Path) -> None:
+    """B18, I13: what may crash, and what only a process with a counter can see, in such a process.
+
+    Allocations are promised by candidates that have a pool: K0, A1 and C0 are outside of that.
+    """
     candidate = candidates.get(name)
     if candidate.not_built is not None:
         pytest.skip(f"{name} is not built: {candidate.not_built}")
-    document = run_isolated(
-        name, tmp_path / "out.json", (16,), tests=("KvPoolBoundedNoStepAllocation",)
-    )
-    status = document["outcomes"]["KvPoolBoundedNoStepAllocation"]["16"]
+    asked = ("KvBadInputIsTyped", "KvPoolBoundedNoStepAllocation")
+    document = run_isolated(name, tmp_path / "out.json", (16,), tests=asked)
+    assert document["crash"] == ""
+    found = {test: document["outcomes"][test]["16"] for test in asked}
+    assert found["KvBadInputIsTyped"] == {"status": "passed", "detail": ""}
     expected = "passed" if Capability.POOL in candidate.capabilities else "gap"
-    assert status["status"] == expected, status["detail"]
+    allocated = found["KvPoolBoundedNoStepAllocation"]
+    assert allocated["status"] == expected, allocated["detail"]
 
 
 def test_an_unknown_candidate_is_typed(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def counted(code: str):
 def test_without_the_library_nothing_is_counted_and_it_says_so():
     assert not allocations.available()
     assert allocations.count_calls(list) is None
+    assert allocations.copied_bytes(list) is None
 
 
 @needs_preload
@@ -53,6 +54,46 @@ def test_a_planted_malloc_is_caught_and_an_empty_call_counts_nothing():
         """
     )
     assert found == [True, [0] * 50, [1] * 50]
+
+
+@needs_preload
+def test_planted_copies_are_caught_to_the_byte():
+    found = counted(
+        """
+        import json
+        from kvtrial.measure import _allocations, allocations
+        def nothing(): pass
+        sizes = [0, 1, 64, 4096]
+        for size in sizes:
+            allocations.copied_bytes(_allocations.planted_copy, size)
+        print(json.dumps([
+            allocations.copied_bytes(nothing),
+            [allocations.copied_bytes(_allocations.planted_copy, size) for size in sizes],
+        ]))
+        """
+    )
+    assert found == [0, [0, 1, 64, 4096]]
+
+
+@needs_preload
+def test_copies_that_overlap_are_right_while_they_are_counted():
+    """The counter's own memmove stands in for the C library's in the whole process."""
+    found = counted(
+        """
+        import ctypes, json
+        from kvtrial.measure import allocations
+        whole = bytes(range(251)) * 20
+        moved = []
+        for start, to in ((0, 1), (1, 0), (5, 300), (300, 5), (7, 7)):
+            array = ctypes.create_string_buffer(whole, len(whole))
+            at = ctypes.addressof(array)
+            copied = allocations.copied_bytes(ctypes.memmove, at + to, at + start, 4000)
+            right = whole[:to] + whole[start : start + 4000] + whole[to + 4000 :]
+            moved.append(array.raw == right and copied >= 4000)
+        print(json.dumps(moved))
+        """
+    )
+    assert found == [True] * 5
 
 
 @needs_preload

@@ -28,8 +28,11 @@ from kvtrial.contract import (
     InvalidArgument,
     KVError,
     KVSession,
+    MemoryLedger,
     NumericRange,
     Profile,
+    StaleOwner,
+    StoreSpec,
     Unsupported,
 )
 
@@ -62,6 +65,10 @@ def wrong_arrays(trial: Trial) -> None:
                 "v as float16": lambda: session.append(0, one, k, v.astype(np.float16)),
                 "k of two dimensions": lambda: session.append(0, one, k[0], v),
                 "k with a head too few": lambda: session.append(0, one, k[:, :2].copy(), v),
+                "k at an odd address": lambda: session.append(0, one, misaligned(k), v),
+                "v of the other byte order": lambda: session.append(
+                    0, one, k, v.astype(v.dtype.newbyteorder())
+                ),
                 "k with strides": lambda: session.append(0, one, wide[:, :, ::2], v),
                 "v backwards": lambda: session.append(0, one, k, v[:, :, ::-1]),
                 "two rows for one position": lambda: session.append(
@@ -83,6 +90,9 @@ def wrong_arrays(trial: Trial) -> None:
                     0, q, np.zeros((6, 64), np.float32)[:, ::2], 1.0
                 ),
                 "out read-only": lambda: session.attend(0, q, frozen, 1.0),
+                "q at an odd address": lambda: session.attend(0, misaligned(q), out, 1.0),
+                "out at an odd address": lambda: session.attend(0, q, misaligned(out), 1.0),
+                "out missing": lambda: session.attend(0, q, None, 1.0),  # type: ignore[arg-type]
                 "out as float64": lambda: session.attend(0, q, out.astype(np.float64), 1.0),
                 "scale that is NaN": lambda: session.attend(0, q, out, float("nan")),
                 "scale that is infinite": lambda: session.attend(0, q, out, float("inf")),
@@ -97,6 +107,67 @@ def wrong_arrays(trial: Trial) -> None:
             session,
         )
         require(not out.any(), "a refused attend wrote its output")
+
+
+def misaligned(x: np.ndarray) -> np.ndarray:
+    """A copy whose floats lie a byte off their places."""
+    raw = np.zeros(x.nbytes + 64, np.uint8)
+    start = (-raw.ctypes.data) % 32 + 1
+    moved = raw[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    moved[...] = x
+    return moved
+
+
+def nothing_at_all(trial: Trial) -> None:
+    """n = 0 is a no-op for every verb that takes n rows or positions."""
+    with trial.store() as store:
+        session = store.open_session(position_holes_allowed=trial.has(Capability.HOLES))
+        none = at(0, 0)
+        for held in (0, 5):
+            fill(session, range(session.length(0), held))
+            k, v = rows(store, 0, [])
+            q = queries(store, 0)
+            with unchanged(trial, store, session):
+                session.append(0, none, k, v)
+                session.append(1, none, k, v)
+                session.attend_block(0, q, q.copy(), 1.0)
+                read = session.read(0, none)
+                require([x.shape for x in read] == [k.shape, v.shape], "read of nothing has rows")
+                if trial.has(Capability.HOLES):
+                    session.invalidate(0, none)
+                if trial.has(Capability.RESERVE_SLOT):
+                    require(session.reserve_slot(0, none) is None, "a slot of nothing")
+                if trial.has(Capability.ROLLBACK):
+                    session.rollback_tail(0)
+
+
+def handles_of_another_store(trial: Trial) -> None:
+    """A session is shown by its own store alone, though another has one of the same number."""
+    with trial.store() as store, trial.store() as other:
+        mine, theirs = store.open_session(), other.open_session()
+        fill(mine, range(3))
+        fill(theirs, range(trial.page_tokens + 1), tag=2)
+        with unchanged(trial, store, mine), unchanged(trial, other, theirs):
+            with raises(KVError):
+                store.page_table(theirs, 0)
+            for nobody in (None, store, 0):
+                with raises(KVError):
+                    store.page_table(nobody, 0)  # type: ignore[arg-type]
+
+
+def a_closed_store_stays_closed(trial: Trial) -> None:
+    """A second close is refused, and gives the reservation back once."""
+    ledger = MemoryLedger(1 << 22)
+    spec = StoreSpec(2, 6, 3, 32, trial.page_tokens, 1 << 20, ledger)
+    store, neighbour = trial.candidate.open(spec), trial.candidate.open(spec)
+    held = ledger.reserved_bytes
+    store.close()
+    for _ in range(2):
+        with raises(StaleOwner):
+            store.close()
+        require(ledger.reserved_bytes == held // 2, "a second close released something")
+    neighbour.close()
+    require(ledger.reserved_bytes == 0, f"{ledger.reserved_bytes} bytes are left after close")
 
 
 def wrong_numbers(trial: Trial) -> None:

@@ -17,7 +17,7 @@ from kvtrial.conformance.trial import (
     require_attention,
     rows,
 )
-from kvtrial.contract import Capability, KVError, KVStore, Partial, merge
+from kvtrial.contract import Capability, KVError, KVStore, Partial, Profile, merge
 
 
 def _ranges(stop: int, page: int) -> list[list[tuple[int, int]]]:
@@ -66,6 +66,21 @@ def head_groups(trial: Trial) -> None:
             for p in ((0, 7), (7, n))
         ]
         require_attention(merge(both), trial.profile, q, k, v, 0.4, what="heads x positions")
+
+
+def dots_of_ones(trial: Trial) -> None:
+    """B16: a dot of n ones is exactly n, whatever of n is left over from whole vectors."""
+    if trial.profile is Profile.Q8_0:  # a one is stored as 127 steps of 1 / 127, rounded
+        return
+    for n in range(1, 68):
+        with trial.store(2, layers=1, q_heads=2, kv_heads=1, head_dim=n) as store:
+            session = store.open_session()
+            ones = np.ones((3, 1, n), np.float32)
+            session.append(0, at(0, 3), ones, ones)
+            part = session.attend_partial(0, np.ones((2, n), np.float32), 1.0)
+            require((part.max == n).all(), f"a dot of {n} ones is {part.max.tolist()}")
+            require((part.sum == 3).all(), f"3 equal weights sum to {part.sum.tolist()}")
+            require((part.output == 3).all(), f"3 rows of {n} ones sum to {part.output.tolist()}")
 
 
 def nothing_in_the_part(trial: Trial) -> None:

@@ -13,13 +13,14 @@ from kvtrial.conformance.trial import (
     contents,
     fill,
     ledger_of,
+    needs,
     raises,
     require,
     require_rows,
     rows,
     unchanged,
 )
-from kvtrial.contract import KVError, KVSession, OutOfRange, PoolExhausted, StepIncomplete
+from kvtrial.contract import Capability, KVError, KVSession, OutOfRange, PoolExhausted, StepIncomplete
 
 
 def spilled(session: KVSession) -> tuple[np.ndarray, list[list[bytes | None]]]:
@@ -125,6 +126,30 @@ def unfinished_is_invisible(trial: Trial) -> None:
         require(contents(target) == contents(session), "a restore after a cancelled one")
         with unchanged(trial, store, session, target), raises(KVError):
             target.begin_restore(valid)
+
+
+@needs(Capability.RESERVE_SLOT)
+def reserved_rows_are_not_spilled(trial: Trial) -> None:
+    """A19: what is reserved and not committed has no bit in a spill, nor a page of its own."""
+    page = trial.page_tokens
+    for length in (3, page):
+        with trial.store(layers=1) as store:
+            session = store.open_session()
+            fill(session, range(length))
+            shown = contents(session)
+            slot = session.reserve_slot(0, at(length, length + 1))
+            require(slot is not None, f"position {length} is not reservable")
+            assert slot is not None
+            slot[0][...], slot[1][...] = 5, 5
+            try:
+                valid, pages = spilled(session)
+            except StepIncomplete:  # whether a reservation has begun the step is not said
+                continue
+            require(not valid[:, length:].any(), "a reserved row is spilled as valid")
+            require(not any(pages[0][-(-length // page) :]), "a reserved row's page is spilled")
+            restored = store.open_session()
+            restore(restored, valid[:, :length], [row[: -(-length // page)] for row in pages])
+            require(contents(restored) == shown, "a reserved row came back by a restore")
 
 
 def refused_restores(trial: Trial) -> None:

@@ -1,4 +1,5 @@
-"""Counts malloc, calloc, realloc, aligned_alloc, posix_memalign and mmap calls of native code.
+"""Counts malloc, calloc, realloc, aligned_alloc, posix_memalign and mmap calls of native code, and
+the bytes that its memcpy and memmove calls move.
 
 `tracemalloc` doesn't see what Cython and Rust allocate. `native/alloc_count.c` does: loaded before
 the C library it stands in front of the allocator and counts, per thread. That takes a process of
@@ -60,3 +61,13 @@ def count_calls(function: Callable[..., Any], *args: Any, every_thread: bool = F
     """
     calls = _allocations.count_calls(function, args, every_thread)
     return None if calls < 0 else calls
+
+
+def copied_bytes(function: Callable[..., Any], *args: Any) -> int | None:
+    """Bytes that this thread copies while ``function(*args)`` runs, the interpreter's own included.
+
+    Copies that the compiler made loops or moves of are not seen; a row or a page is copied by a call.
+    None where nothing counts in this process.
+    """
+    copied = _allocations.count_copied_bytes(function, args)
+    return None if copied < 0 else copied
