@@ -18,6 +18,7 @@ from kvtrial.stages.common import (
     Block,
     Cell,
     Progress,
+    Row,
     Stage,
     blocks,
     exit_tracked,
@@ -28,6 +29,7 @@ from kvtrial.stages.common import (
 MODULE = "kvtrial.measure.block"
 #: Steps of the allocation pass: over the end of a page whatever its size.
 ALLOCATION_STEPS = 72
+ALLOCATION_THREADS = (1, 2)
 
 
 def block_spec(stage: Stage, cell: Cell) -> dict[str, Any]:
@@ -73,22 +75,25 @@ def estimate(
 
 
 def count_allocations(stage: Stage, attempt: Attempt, names: list[str]) -> None:
-    """The untimed pass that counts allocation calls, in a process that can."""
+    """The untimed pass that counts allocation calls of all threads, in a process that can."""
     if attempt.has("allocations"):
         return
-    rows = child.run(
-        "kvtrial.measure.allocation_pass",
-        {
-            "shape": stage.workload["shape"],
-            "candidates": [n for n in names if not attempt.has(f"died-{n}")],
-            "threads": 1,
-            "page_tokens": stage.protocol["page_tokens"],
-            "steps": ALLOCATION_STEPS,
-        },
-        threads=1,
-        preload=allocations.preload_environment(),
-    )
-    attempt.put("allocations", stage.events(rows))
+    rows: list[Row] = []
+    for threads in ALLOCATION_THREADS:
+        found = child.run(
+            "kvtrial.measure.allocation_pass",
+            {
+                "shape": stage.workload["shape"],
+                "candidates": [n for n in names if not attempt.has(f"died-{n}")],
+                "threads": threads,
+                "page_tokens": stage.protocol["page_tokens"],
+                "steps": ALLOCATION_STEPS,
+            },
+            threads=threads,
+            preload=allocations.preload_environment(),
+        )
+        rows += stage.events(found, threads=threads)
+    attempt.put("allocations", rows)
 
 
 def main(argv: list[str] | None = None) -> int:
