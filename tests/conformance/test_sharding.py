@@ -17,7 +17,9 @@ from kvtrial.contract import Candidate, Partial, merge
 
 
 @pytest.fixture(scope="module")
-def from_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[Partial]]:
+def from_processes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[tuple[str, str], list[Partial]]:
     """(split, arm) -> partials, each from a process that had its own shard and nothing else."""
     folder = tmp_path_factory.mktemp("shards")
     jobs = [(split, i) for split, parts in shard.SPLITS.items() for i in range(len(parts))]
@@ -60,8 +62,7 @@ def test_processes_merge_to_the_whole(
 
     if split != "inside a page":
         of_whole = [
-            shard.part(whole, kv_heads=heads, positions=span)
-            for heads, span in shard.SPLITS[split]
+            shard.part(whole, kv_heads=heads, positions=span) for heads, span in shard.SPLITS[split]
         ]
         assert bits(of_whole) == bits(parts), "a part of one store is not the store of that part"
         assert merge(of_whole).tobytes() == merge(parts).tobytes()

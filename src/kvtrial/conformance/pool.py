@@ -228,7 +228,9 @@ def a_rollback_copies_nothing(trial: Trial) -> None:
                 if number >= 2:  # the first round fills the interpreter's own caches
                     what = f"dropping {n} of {length} rows"
                     require(made == 0, f"{what} made {made} allocation calls")
-                    require(copied == passing, f"{what} copied {copied} bytes, and 0 rows {passing}")
+                    require(
+                        copied == passing, f"{what} copied {copied} bytes, and 0 rows {passing}"
+                    )
 
 
 def a_step_allocates_nothing(trial: Trial) -> None:

@@ -20,7 +20,14 @@ from kvtrial.conformance.trial import (
     rows,
     unchanged,
 )
-from kvtrial.contract import Capability, KVError, KVSession, OutOfRange, PoolExhausted, StepIncomplete
+from kvtrial.contract import (
+    Capability,
+    KVError,
+    KVSession,
+    OutOfRange,
+    PoolExhausted,
+    StepIncomplete,
+)
 
 
 def spilled(session: KVSession) -> tuple[np.ndarray, list[list[bytes | None]]]:

@@ -219,7 +219,7 @@ cdef class RocksSession(GaplessSession):
     def append(self, layer, positions, k, v):
         """Store rows k, v (n, H_kv, D) at the positions (n,) from the length on."""
         cdef RocksStore store = self.opened()
-        cdef int64_t lay = layer_index(layer, store.layers), i, head, first, kept, last
+        cdef int64_t lay = layer_index(layer, store.layers), i, first, kept, last
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), end = self.ends[lay]
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
@@ -235,7 +235,7 @@ cdef class RocksSession(GaplessSession):
         store.blank(kept, last)
         for i in range(n):
             row = store.row(end + i)
-            for head in range(store.heads):
+            for _ in range(store.heads):
                 write_row(FP32, row, k_rows, store.dim)
                 write_row(FP32, row + store.tile, v_rows, store.dim)
                 row += store.value_bytes
@@ -257,7 +257,7 @@ cdef class RocksSession(GaplessSession):
     def read(self, layer, positions):
         """Copies of valid rows as float32 (n, H_kv, D)."""
         cdef RocksStore store = self.opened()
-        cdef int64_t lay = layer_index(layer, store.layers), i, head, out = 0
+        cdef int64_t lay = layer_index(layer, store.layers), i, out = 0
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), end = self.ends[lay]
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
@@ -271,7 +271,7 @@ cdef class RocksSession(GaplessSession):
             store.look_up(self.generation, lay, 0, store.units(end), end)
         for i in range(n):
             row = store.row(at[i] - store.base)
-            for head in range(store.heads):
+            for _ in range(store.heads):
                 read_row(FP32, k_rows + out, row, store.dim)
                 read_row(FP32, v_rows + out, row + store.tile, store.dim)
                 row += store.value_bytes

@@ -10,9 +10,9 @@ from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec,
 
 
 def _open(spec: StoreSpec) -> KVStore:
-    from kvtrial.hot import _rocks
+    from kvtrial.hot._rocks import RocksStore
 
-    store: KVStore = _rocks.RocksStore(spec, debug_poison=poison_wanted())
+    store: KVStore = RocksStore(spec, debug_poison=poison_wanted())
     return store
 
 
