@@ -476,8 +476,8 @@ class PlainSession:
         self.boundary()
         if not 0 <= index < len(self.tables[layer]):
             raise OutOfRange(f"page {index} is not in the table")
-        page = self.tables[layer][index]
-        if page < 0:
+        page, tokens = self.tables[layer][index], self.store.spec.page_tokens
+        if page < 0 or not self.bits[layer][index * tokens : (index + 1) * tokens].any():
             return None
         return memoryview(self.store.memory[page].reshape(-1).view(np.uint8)).toreadonly()
 
