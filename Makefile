@@ -15,7 +15,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHONUTF8 := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup verdict smoke full build model report adopt ui test test-all test-mutation lint clean
+.PHONY: help setup verdict smoke full build model report adopt peers ui test test-all test-mutation lint clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,10 @@ report: setup  ## the verdict with its figures as one HTML page
 
 adopt: setup  ## let `open_store()` and `kvtrial generate` obey the verdict
 	@$(SNAKEMAKE) adopt --forcerun adopt $(CHOSEN) $(ARGS)
+
+peers:  ## other engines beside ours: installs llama.cpp, PyTorch and ONNX Runtime, then measures
+	@"$(PYTHON)" scripts/setup.py peers
+	@$(SNAKEMAKE) peers $(CHOSEN) $(ARGS)
 
 ui: setup  ## browse the measurements in MLflow
 	@$(PY) -m mlflow ui --workers 1 --backend-store-uri "sqlite:///$$(pwd)/results/mlflow.db"

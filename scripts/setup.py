@@ -1,5 +1,7 @@
 """Make `.venv` and install the pinned dependencies and kvtrial into it; quick when nothing changed.
 
+``python3 scripts/setup.py [EXTRA …]``: extras have pins of their own, requirements/EXTRA.txt.
+
 Runs with whatever `python3` there is, so that an old or incomplete one gets a clear message:
 standard library only, and no syntax newer than Python 3.6.
 """
@@ -70,17 +72,17 @@ def check_prerequisites():
         fail("missing: " + "; ".join(missing))
 
 
-def fingerprint():
-    """sha256 over this Python and the contents of INPUTS."""
+def fingerprint(inputs):
+    """sha256 over this Python and the contents of ``inputs``."""
     digest = hashlib.sha256(sys.version.encode())
-    for path in INPUTS:
+    for path in inputs:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def is_current(wanted):
+def is_current(stamp, wanted):
     """Whether the environment was made from just this, and its Python still runs."""
-    return STAMP.is_file() and STAMP.read_text() == wanted and run(PYTHON, "-c", "") == 0
+    return stamp.is_file() and stamp.read_text() == wanted and run(PYTHON, "-c", "") == 0
 
 
 def pip(*arguments):
@@ -102,13 +104,31 @@ def make_environment():
     pip("--no-deps", "--no-build-isolation", "--editable", ".")
 
 
+def install_extra(name):
+    """The pinned packages of an extra; what has to be compiled takes minutes.
+
+    They are pinned as a whole, so pip need not look for their dependencies.
+    """
+    requirements = REQUIREMENTS.parent / (name + ".txt")
+    if not requirements.is_file():
+        fail("no extra %r: there is no %s" % (name, requirements))
+    stamp = VENV / ("kvtrial-%s.sha256" % name)
+    wanted = fingerprint([requirements])
+    if not is_current(stamp, wanted):
+        print("set-up: installing the extra `%s`; minutes the first time" % name, flush=True)
+        pip("--require-hashes", "--no-deps", "--no-build-isolation", "--requirement", requirements)
+        stamp.write_text(wanted)
+
+
 def main():
     """Set up."""
     use_new_enough_python()
-    wanted = fingerprint()
-    if not is_current(wanted):
+    wanted = fingerprint(INPUTS)
+    if not is_current(STAMP, wanted):
         make_environment()
         STAMP.write_text(wanted)
+    for extra in sys.argv[1:]:
+        install_extra(extra)
     # Kernels older than their sources are compiled again.
     sys.exit(run(PYTHON, "-m", "kvtrial.stages.build"))
 

@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from kvtrial import plots
 from kvtrial.run import write_text
@@ -18,21 +19,25 @@ from kvtrial.run import write_text
 
 def draw_figures(verdict: dict[str, Any], events: pd.DataFrame, folder: Path) -> dict[str, str]:
     """Draw every figure as SVG and PNG below ``folder``; returns file stem → SVG text."""
-    folder.mkdir(parents=True, exist_ok=True)
     drawn: dict[str, str] = {}
     for stem, module in plots.FIGURES.items():
         figure = module.draw(verdict, events)
-        if figure is None:
-            continue
-        text = io.StringIO()
-        # No date and a fixed salt: the same events give the same bytes.
-        with plt.rc_context({"svg.hashsalt": stem, "svg.fonttype": "path"}):
-            figure.savefig(text, format="svg", metadata={"Date": None})
-        figure.savefig(folder / f"{stem}.png", dpi=144)
-        plt.close(figure)
-        (folder / f"{stem}.svg").write_text(text.getvalue(), encoding="utf-8")
-        drawn[stem] = text.getvalue()
+        if figure is not None:
+            drawn[stem] = save_figure(figure, stem, folder)
     return drawn
+
+
+def save_figure(figure: Figure, stem: str, folder: Path) -> str:
+    """Write a figure as ``stem.svg`` and ``stem.png`` below ``folder``; returns the SVG text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    # No date and a fixed salt: the same events give the same bytes.
+    with plt.rc_context({"svg.hashsalt": stem, "svg.fonttype": "path"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    figure.savefig(folder / f"{stem}.png", dpi=144)
+    plt.close(figure)
+    (folder / f"{stem}.svg").write_text(text.getvalue(), encoding="utf-8")
+    return text.getvalue()
 
 
 def _inline(svg: str, stem: str) -> str:
@@ -62,6 +67,13 @@ def _conformance(events: pd.DataFrame) -> dict[str, Any]:
     return {"names": sorted(set(rows["candidate"])), "rows": dict(sorted(table.items()))}
 
 
+def _peers(run_dir: Path) -> list[dict[str, Any]]:
+    """Rows of ``peers.json``; none where the optional target was not run."""
+    path = run_dir / "peers.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if path.is_file() else []
+    return rows
+
+
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, inner in value.items():
@@ -78,7 +90,8 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
     verdict = json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))
     protocol = json.loads((run_dir / "protocol.json").read_text(encoding="utf-8"))
     manifest = json.loads((run_dir / "manifest.json").read_text(encoding="utf-8"))
-    drawn = draw_figures(verdict, events, run_dir / "figures")
+    peers = _peers(run_dir)
+    drawn = draw_figures({**verdict, "peers": peers}, events, run_dir / "figures")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kvtrial", "templates"),
         autoescape=True,
@@ -95,6 +108,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
             }
             for stem, svg in drawn.items()
         ],
+        peers=peers,
         conformance=_conformance(events),
         cold_metrics=sorted({m for row in verdict["cold"]["figures"].values() for m in row}),
         machine=_flat(manifest),

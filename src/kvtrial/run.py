@@ -121,6 +121,11 @@ class Run:
         return self.dir / "verdict.json"
 
     @property
+    def peers(self) -> Path:
+        """The optional comparison with other engines."""
+        return self.dir / "peers.json"
+
+    @property
     def report(self) -> Path:
         """The page for people."""
         return self.dir / "report.html"

@@ -216,8 +216,11 @@ def fail_stage(run_dir: Path, stage: str, why: str) -> None:
 
 @_never_costs_a_verdict
 def finish_stage(run_dir: Path, stage: str) -> None:
-    """Log the stage's events as child runs and end its run as FINISHED."""
-    _log_stage(_Store(run_dir), stage)
+    """Log the stage's events as child runs and end its run as FINISHED; of ``peers``, its comparison."""
+    if stage == "peers":
+        _log_peers(_Store(run_dir))
+    else:
+        _log_stage(_Store(run_dir), stage)
 
 
 @_never_costs_a_verdict
@@ -231,9 +234,10 @@ def rebuild(results: Path) -> None:
     for manifest in sorted(results.glob("*/manifest.json")):
         store = _Store(manifest.parent)
         for table in sorted((manifest.parent / "events").glob("*.parquet")):
-            done = store.find(level="stage", stage=table.stem)
-            if not any(run.info.status == "FINISHED" for run in done):
+            if not _is_finished(store, table.stem):
                 _log_stage(store, table.stem)
+        if (manifest.parent / "peers.json").is_file() and not _is_finished(store, "peers"):
+            _log_peers(store)
         if (manifest.parent / "verdict.json").is_file():
             _log_verdict(store)
 
@@ -241,13 +245,42 @@ def rebuild(results: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+def _is_finished(store: _Store, stage: str) -> bool:
+    return any(r.info.status == "FINISHED" for r in store.find(level="stage", stage=stage))
+
+
+def _stage_run(store: _Store, stage: str) -> str:
+    """The stage's open run, or a new one."""
+    for run in store.find(level="stage", stage=stage):
+        if run.info.status == "RUNNING":
+            return str(run.info.run_id)
+    return store.child(stage, level="stage", stage=stage)
+
+
+def _log_peers(store: _Store) -> None:
+    """Each row of peers.json as metrics, its settings as tags; table and figure as artifacts."""
+    run = _stage_run(store, "peers")
+    path = store.run_dir / "peers.json"
+    metrics: list[tuple[str, float, int]] = []
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        package = row["peer_setting"].partition(" ")[0]
+        name = f"{row['metric']}.{package}.{row['context']}_{row['threads']}t"
+        low, high = row["ci95"]
+        values = {"ours": row["ours"], "peer": row["peer"], "ratio": row["ratio"]}
+        values |= {"ratio.low": low, "ratio.high": high}
+        metrics += [(f"{name}.{key}", value, 0) for key, value in values.items()]
+        setting = f"{row['our_arm']} against {row['peer_setting']}"
+        store.client.set_tag(run, f"setting.{name}", setting[:MAX_TAG])
+    store.metrics(run, metrics)
+    store.artifact(run, path)
+    store.artifact(run, store.run_dir / "peers.parquet")
+    for figure in sorted((store.run_dir / "figures").glob("peers.*")):
+        store.artifact(run, figure, "figures")
+    store.end(run, "FINISHED")
+
+
 def _log_stage(store: _Store, stage: str) -> None:
-    open_runs = [
-        run.info.run_id
-        for run in store.find(level="stage", stage=stage)
-        if run.info.status == "RUNNING"
-    ]
-    stage_run = open_runs[0] if open_runs else store.child(stage, level="stage", stage=stage)
+    stage_run = _stage_run(store, stage)
     table = store.run_dir / "events" / f"{stage}.parquet"
     if table.is_file():
         frame = pd.read_parquet(table)

@@ -55,15 +55,29 @@ def test_missing_parts_are_named_together(setup, monkeypatch, tmp_path):
         assert part in str(ended.value)
 
 
-def test_the_stamp_changes_with_the_requirements(setup, monkeypatch, tmp_path):
+def test_the_stamp_changes_with_the_requirements(setup, tmp_path):
     first, second = tmp_path / "all.txt", tmp_path / "pyproject.toml"
     first.write_text("numpy==2.0", encoding="utf-8")
     second.write_text("", encoding="utf-8")
-    monkeypatch.setattr(setup, "INPUTS", [first, second])
-    before = setup.fingerprint()
-    assert setup.fingerprint() == before
+    before = setup.fingerprint([first, second])
+    assert setup.fingerprint([first, second]) == before
     first.write_text("numpy==2.1", encoding="utf-8")
-    assert setup.fingerprint() != before
+    assert setup.fingerprint([first, second]) != before
+
+
+def test_an_extra_is_installed_from_its_own_pins_once(setup, monkeypatch, tmp_path):
+    asked = []
+    (tmp_path / "peers.txt").write_text("torch==2.0", encoding="utf-8")
+    monkeypatch.setattr(setup, "REQUIREMENTS", tmp_path / "all.txt")
+    monkeypatch.setattr(setup, "VENV", tmp_path)
+    monkeypatch.setattr(setup, "pip", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(setup, "run", lambda *command: 0)
+    setup.install_extra("peers")
+    setup.install_extra("peers")
+    assert len(asked) == 1
+    assert asked[0][0] == "--require-hashes" and asked[0][-1] == tmp_path / "peers.txt"
+    with pytest.raises(SystemExit, match=r"no extra 'nothing': there is no .*nothing\.txt"):
+        setup.install_extra("nothing")
 
 
 def test_the_set_up_runs_on_an_old_python_that_it_has_to_turn_away():
@@ -76,10 +90,11 @@ def test_the_conda_environment_is_that_of_pyproject():
     assert (ROOT / "environment.yml").read_text(encoding="utf-8") == wanted
 
 
-def test_every_requirement_is_pinned_with_a_hash():
-    text = (ROOT / "requirements" / "all.txt").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("name", "at_least"), [("all", 50), ("peers", 4)])
+def test_every_requirement_is_pinned_with_a_hash(name, at_least):
+    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     pins = [line for line in text.replace("\\\n", " ").splitlines() if line and line[0] != "#"]
-    assert len(pins) > 50
+    assert len(pins) > at_least
     for pin in pins:
         assert "==" in pin and "--hash=sha256:" in pin, pin
 

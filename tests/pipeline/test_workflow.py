@@ -33,6 +33,19 @@ def test_report_and_adopt_follow_the_verdict(snakemake):
     assert set(planned(done.stdout)) == CHAIN | {"report", "adopt", "total"}
 
 
+def test_the_peers_need_no_verdict(snakemake):
+    done = snakemake("-n", "peers", "--config", "peers={contexts: [512], threads: [1]}")
+    assert done.returncode == 0, done.stdout
+    wanted = {"build", "model", "manifest", "workload", "conformance", "peers", "total"}
+    assert set(planned(done.stdout)) == wanted
+
+
+def test_a_wrong_number_of_blocks_is_named(snakemake):
+    done = snakemake("-n", "--config", "peers={blocks: 1}")
+    assert done.returncode == 1
+    assert "blocks" in done.stdout and "config.schema.yaml" in done.stdout
+
+
 def test_the_build_alone_needs_nothing_else(snakemake):
     done = snakemake("-n", "build")
     assert done.returncode == 0, done.stdout
@@ -40,7 +53,7 @@ def test_the_build_alone_needs_nothing_else(snakemake):
 
 
 def test_measuring_stages_take_the_machine_and_never_retry():
-    measuring = {"m1", "m2", "direct_write", "cold_tier", "fp16_parity", "workload"}
+    measuring = {"m1", "m2", "direct_write", "cold_tier", "fp16_parity", "workload", "peers"}
     for path in (ROOT / "workflow" / "rules").glob("*.smk"):
         text = path.read_text(encoding="utf-8")
         assert ("machine=1" in text) == (path.stem in measuring), path.name

@@ -108,14 +108,14 @@ def test_regions_come_in_turn_and_none_twice_before_all_others():
 def test_a_clock_that_stands_still_fails_the_arm_by_name(snapshot, monkeypatch):
     """Case F11: no rate is made of an interval of zero."""
     spec = spec_for(snapshot, BUILT[:1])
-    real = attention._interleave
+    real = attention.interleave
 
     def interleave(*args):
         with monkeypatch.context() as patch:
             patch.setattr(clock, "now_ns", lambda: 5)
             return real(*args)
 
-    monkeypatch.setattr(attention, "_interleave", interleave)
+    monkeypatch.setattr(attention, "interleave", interleave)
     rows = attention.measure(spec, lambda name: None)
     (failed,) = [r["text"] for r in rows if r["metric"] == "failed"]
     assert failed.startswith("TimerResolution: attention of " + BUILT[0])

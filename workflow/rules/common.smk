@@ -31,6 +31,11 @@ def modules(*names):
     return found
 
 
+def if_there(path):
+    """An optional target's outcome as an input: its file where that target was run."""
+    return [path] if path.is_file() else []
+
+
 def verdict_was_asked_for():
     """Whether this call's targets are the default or name the verdict."""
     targets = set(map(str, workflow.dag_settings.targets))

@@ -3,6 +3,7 @@ rule report:
     input:
         verdict=RUN.verdict,
         manifest=RUN.manifest,
+        peers=if_there(RUN.peers),
         modules=modules("stages/report.py", "report.py", "plots"),
         template="src/kvtrial/templates/report.html",
     output:

@@ -25,11 +25,12 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from kvtrial import machine
-from kvtrial.contract import F32, KVSession, KVStore
+from kvtrial.contract import F32
 from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
@@ -39,13 +40,20 @@ from kvtrial.measure.surroundings import Bracket
 SHORTEST_ITERATION_NS = 1_000_000
 
 
+class Attends(Protocol):
+    """What is timed: a session of a store, or anything else with this verb."""
+
+    def attend(self, layer: int, q: F32, out: F32, scale: float) -> None:
+        """As `kvtrial.contract.KVSession.attend`."""
+
+
 @dataclass
 class Arm:
     """One candidate with its regions: (session, layer), and the next one to take."""
 
     name: str
-    store: KVStore
-    regions: list[tuple[KVSession, int]]
+    store: Any  # a KVStore; None where the arm is no store of ours
+    regions: list[tuple[Attends, int]]
     next_region: int = 0
 
 
@@ -53,10 +61,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
     snapshot = Snapshot.open(spec["snapshots"][0])
     probe = Probes(spec["threads"])
-    draw = np.random.default_rng(spec["seed"])
-    shape = spec["shape"]
-    # Queries of the size of keys: scores then spread about as a trained model's do.
-    queries = draw.standard_normal((16, shape["q_heads"], shape["head_dim"]), np.float32)
+    queries = queries_of(spec)
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         arms: dict[str, Arm] = {}
@@ -69,7 +74,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
         if not arms:
             return rows
         with Bracket(probe) as bracket:
-            rows += _interleave(arms, queries, spec, note)
+            rows += interleave(arms, queries, spec, note)
         rows += bracket.rows
         rows += _rates(rows, arms, snapshot.tokens, bracket)
         for arm in arms.values():
@@ -78,21 +83,33 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     return rows
 
 
+def queries_of(spec: Spec) -> F32:
+    """Queries (16, H_q, D), of the size of keys: scores then spread about as a trained model's do."""
+    draw = np.random.default_rng(spec["seed"])
+    shape = spec["shape"]
+    return draw.standard_normal((16, shape["q_heads"], shape["head_dim"]), np.float32)
+
+
+def rotation(spec: Spec, region_bytes: int) -> tuple[int, int]:
+    """Layers of a session and sessions whose regions together fill the rotation."""
+    wanted = spec["rotation_llc_multiple"] * machine.last_level_cache_bytes()
+    regions = max(1, math.ceil(wanted / region_bytes))
+    layers = min(spec["shape"]["layers"], regions)
+    return layers, math.ceil(regions / layers)
+
+
 def _open_arm(stack: contextlib.ExitStack, name: str, snapshot: Snapshot, spec: Spec) -> Arm:
     """Open a store that holds the rotation and fill it from the snapshot."""
     shape, page_tokens = spec["shape"], spec["page_tokens"]
     one_page = {**shape, "layers": 1}
     with opened(name, one_page, tokens=page_tokens, page_tokens=page_tokens) as (store, _):
-        region_bytes = store.row_bytes * snapshot.tokens
-    rotation = spec["rotation_llc_multiple"] * machine.last_level_cache_bytes()
-    regions = max(1, math.ceil(rotation / region_bytes))
-    layers = min(shape["layers"], regions)
+        layers, count = rotation(spec, store.row_bytes * snapshot.tokens)
     store, sessions = stack.enter_context(
         opened(
             name,
             {**shape, "layers": layers},
             tokens=snapshot.tokens,
-            sessions=math.ceil(regions / layers),
+            sessions=count,
             page_tokens=page_tokens,
             threads=spec["threads"],
         )
@@ -115,10 +132,10 @@ def _attend(arm: Arm, queries: F32, out: F32, scale: float, calls: int) -> int:
     return clock.elapsed_ns(start, stop, f"attention of {arm.name}")
 
 
-def _interleave(
+def interleave(
     arms: dict[str, Arm], queries: F32, spec: Spec, note: Callable[[str], None]
 ) -> list[Row]:
-    """Every iteration takes all candidates, in that iteration's own order."""
+    """Times of all candidates; every iteration takes all of them, in that iteration's own order."""
     out = np.empty_like(queries[0])
     scale = 1.0 / math.sqrt(queries.shape[-1])
     warmup = spec["warmup_iterations"]

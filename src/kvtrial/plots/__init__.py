@@ -6,7 +6,7 @@ interval means.
 
 from __future__ import annotations
 
-from kvtrial.plots import characteristics, ecdf, forest, restore, roofline, scaling, waterfall
+from kvtrial.plots import characteristics, ecdf, forest, peers, restore, roofline, scaling, waterfall
 
 #: file stem -> module, in the order of the report.
 FIGURES = {
@@ -17,6 +17,7 @@ FIGURES = {
     "scaling": scaling,
     "roofline": roofline,
     "restore": restore,
+    "peers": peers,
 }
 
 __all__ = ["FIGURES"]

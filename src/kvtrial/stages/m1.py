@@ -14,6 +14,8 @@ from typing import Any
 from kvtrial.measure.order import mirrored_orders
 from kvtrial.stages.common import Block, Progress, Stage, blocks, exit_tracked, run_blocks
 
+MODULE = "kvtrial.measure.attention"
+
 
 def block_spec(stage: Stage, block: Block, seed: int) -> dict[str, Any]:
     """What `kvtrial.measure.attention` is told, but for the candidates."""
@@ -45,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             run_blocks(
                 stage,
                 attempt,
-                "kvtrial.measure.attention",
+                MODULE,
                 planned,
                 lambda block: block_spec(stage, block, seed),
                 progress,

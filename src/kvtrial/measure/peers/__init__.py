@@ -1,0 +1,16 @@
+"""Measured processes of other people's engines: the only modules that import them.
+
+Each runs in a process of its own, with the specification that our own measuring module of the same
+work gets, so that both sides do the same with the same tokens:
+
+====================  ======================  ======================================================
+work                  ours                    theirs
+====================  ======================  ======================================================
+decode                ``measure.block``       ``measure.peers.llama_decode``
+prefill               ``measure.peers.prefill``  ``measure.peers.llama_prefill``
+attention alone       ``measure.attention``   ``measure.peers.attention``
+====================  ======================  ======================================================
+
+Their libraries are imported after the process has noted which arm runs, so that one that does not load
+costs its own rows only.
+"""

@@ -1,0 +1,112 @@
+"""llama.cpp's saved state of one sequence, written from rows of ours.
+
+Its layout is no public interface, so it is never trusted: `check_layout` compares it with a state that
+the installed version made itself. Integers are little-endian:
+
+=====================  =============================================================================
+streams, cells         uint32 each; one stream
+each cell              position int32, number of sequences uint32 (1), the sequence int32 (0)
+V transposed, layers   uint32 each; V is transposed unless flash attention is on
+K of each layer        ggml type int32, bytes of a row uint64, the rows
+V of each layer        type int32, bytes of a row uint64, the rows; or transposed: type int32, bytes of
+                       an element uint32, elements of a row uint32, then one run of cells for each
+=====================  =============================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtrial.contract import F32
+from kvtrial.peers import Peer
+
+U8 = npt.NDArray[np.uint8]
+
+_GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+_Q8_BLOCK = 32
+
+
+class UnknownStateLayout(RuntimeError):
+    """llama.cpp saves its state in another layout than this module knows."""
+
+
+def sections(k: F32, v: F32, peer: Peer) -> Iterator[bytes | np.ndarray]:
+    """The state of rows k and v (L, N, H_kv, D), N >= 1, in order.
+
+    What describes the layout comes as bytes, the rows as arrays.
+    """
+    layers, cells = k.shape[:2]
+    table = np.zeros((cells, 3), "<i4")
+    table[:, 0] = np.arange(cells)
+    table[:, 1] = 1
+    yield struct.pack("<II", 1, cells) + table.tobytes()
+    yield struct.pack("<II", not peer.flash, layers)
+    for layer in range(layers):
+        rows = stored(k[layer].reshape(cells, -1), peer.k_type)
+        yield struct.pack("<iQ", _GGML_TYPES[peer.k_type], rows.nbytes // cells)
+        yield rows
+    for layer in range(layers):
+        flat = v[layer].reshape(cells, -1)
+        if peer.flash:
+            rows = stored(flat, peer.v_type)
+            yield struct.pack("<iQ", _GGML_TYPES[peer.v_type], rows.nbytes // cells)
+        else:
+            rows = np.ascontiguousarray(stored(flat, peer.v_type).T)
+            yield struct.pack("<iII", _GGML_TYPES[peer.v_type], rows.itemsize, len(rows))
+        yield rows
+
+
+def stored(rows: F32, kind: str) -> np.ndarray:
+    """float32 (N, width) as llama.cpp stores it: float32, float16, or bytes of Q8_0 blocks.
+
+    Raises
+    ------
+    ValueError
+        For Q8_0, width is not a multiple of 32.
+    """
+    if kind == "f32":
+        return np.ascontiguousarray(rows, np.float32)
+    if kind == "f16":
+        return rows.astype(np.float16)
+    if rows.shape[1] % _Q8_BLOCK:
+        raise ValueError(f"rows of {rows.shape[1]} elements; Q8_0 needs a multiple of {_Q8_BLOCK}")
+    blocks = rows.reshape(len(rows), -1, _Q8_BLOCK)
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    whole = np.rint(blocks * inverse).astype(np.int8)
+    parts = [scale.astype("<f2").view(np.uint8), whole.view(np.uint8)]
+    return np.concatenate(parts, axis=-1).reshape(len(rows), -1)
+
+
+def join(parts: Iterable[bytes | np.ndarray]) -> U8:
+    """All sections as the bytes of a state."""
+    return np.concatenate([_as_bytes(part) for part in parts])
+
+
+def check_layout(state: U8, parts: Iterable[bytes | np.ndarray]) -> None:
+    """Raise `UnknownStateLayout` unless ``state`` has the layout of ``parts``; rows may differ."""
+    offset = 0
+    for part in parts:
+        own = _as_bytes(part)
+        there = state[offset : offset + own.size]
+        if there.size != own.size or (isinstance(part, bytes) and not np.array_equal(there, own)):
+            raise UnknownStateLayout(
+                f"llama.cpp's saved state differs from the known layout at byte {offset}; run "
+                "`make peers`, which installs the version that this was written for"
+            )
+        offset += own.size
+    if offset != state.size:
+        raise UnknownStateLayout(
+            f"llama.cpp's saved state has {state.size} bytes where {offset} are known; run "
+            "`make peers`, which installs the version that this was written for"
+        )
+
+
+def _as_bytes(part: bytes | np.ndarray) -> U8:
+    if isinstance(part, bytes):
+        return np.frombuffer(part, np.uint8)
+    return part.reshape(-1).view(np.uint8)

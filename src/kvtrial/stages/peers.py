@@ -1,0 +1,233 @@
+"""Stage ``peers``: llama.cpp, PyTorch and ONNX Runtime beside ours, paired by block. Optional.
+
+``python -m kvtrial.stages.peers --run-dir DIR --gguf FILE [--contexts N …] [--threads N …] [--blocks N]``
+
+Reads ``manifest.json``, ``protocol.json``, ``workload.json`` and ``conformance/`` of the run; writes
+``peers.json``, the comparison, and ``peers.parquet``, the raw rows. They lie outside of ``events/``: the
+verdict does not rest on them.
+
+Three works are compared: decode from a filled context, prefill of the smallest context, attention alone.
+A block of a work and cell is a fresh process for each program, one right after the other; the next block
+has the mirrored order of programs, and of the arms within each. Warm-up, steps, iterations and rotation
+are those of the protocol. Nothing is void here: there is no decision to protect, and the interval carries
+the noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvtrial import candidates, events, peers, report
+from kvtrial.contract import Profile
+from kvtrial.journal import Attempt, Journal
+from kvtrial.measure.exclusive import exclusive
+from kvtrial.measure.order import mirrored_orders
+from kvtrial.plots import peers as figure
+from kvtrial.run import write_text
+from kvtrial.stages import m1, m2
+from kvtrial.stages.common import Block, Cell, Progress, Row, Stage, exit_tracked, run_arms
+
+#: Work → program → the module that measures it. "ours" are the arms of this project.
+MODULES = {
+    "decode": {
+        "ours": m2.MODULE,
+        "llama.cpp": "kvtrial.measure.peers.llama_decode",
+    },
+    "prefill": {
+        "ours": "kvtrial.measure.peers.prefill",
+        "llama.cpp": "kvtrial.measure.peers.llama_prefill",
+    },
+    "attention": {
+        "ours": m1.MODULE,
+        "torch": "kvtrial.measure.peers.attention",
+        "onnxruntime": "kvtrial.measure.peers.attention",
+    },
+}
+#: Work → the metric of its rows.
+METRICS = {"decode": "m2/step_ms", "prefill": "prefill/ms", "attention": "m1/attention_ms"}
+#: Whose profiles are compared; Q8_0 of ours has no counterpart in the table.
+PROFILES = (Profile.FP32, Profile.FP16)
+ROLES = ("contender", "profile")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One block of one work: the programs in their order, each with its arms in theirs."""
+
+    work: str
+    cell: Cell
+    number: int
+    programs: dict[str, list[str]]
+
+    @property
+    def name(self) -> str:
+        """Such as ``decode-4096x1x1-block03``."""
+        return f"{self.work}-{Block(self.cell, self.number, []).name}"
+
+
+def rounds(
+    work: str, cell: Cell, count: int, arms: dict[str, list[str]], seed: int
+) -> Iterator[Round]:
+    """The blocks of a work in a cell, orders mirrored. ``arms``: program → its arms."""
+    programs = [program for program in MODULES[work] if program in arms]
+    within = {program: mirrored_orders(arms[program], count, seed) for program in programs}
+    for number, order in enumerate(mirrored_orders(programs, count, seed)):
+        yield Round(work, cell, number, {program: within[program][number] for program in order})
+
+
+def plan(
+    contexts: list[int], threads: list[int], count: int, arms: dict[str, list[str]], seed: int
+) -> list[Round]:
+    """All rounds of a run; works without a peer are left out.
+
+    The works of a cell follow one another, so that a run that is stopped early has whole cells.
+    """
+    found: list[Round] = []
+    for context in sorted(contexts):
+        for n in threads:
+            cell = {"context": context, "sessions": 1, "threads": n}
+            for work, modules in MODULES.items():
+                alone = not any(program in arms for program in modules if program != "ours")
+                if not alone and (work != "prefill" or context == min(contexts)):
+                    found += rounds(work, cell, count, arms, seed)
+    return found
+
+
+def spec_of(stage: Stage, planned: Round, order: list[str], seed: int) -> dict[str, Any]:
+    """What a measuring module is told, ours and theirs alike, but for the candidates."""
+    cell = planned.cell
+    if planned.work == "decode":
+        return {**m2.block_spec(stage, cell), "probe": False}
+    if planned.work == "attention":
+        return m1.block_spec(stage, Block(cell, planned.number, order), seed)
+    (folder,) = stage.snapshots(cell["context"], 1)
+    tokens = json.loads((Path(folder) / "tokens.json").read_text(encoding="utf-8"))
+    return {
+        "gguf": str(stage.gguf),
+        "ids": tokens["ids"],
+        "threads": cell["threads"],
+        "page_tokens": stage.protocol["page_tokens"],
+    }
+
+
+def shortened(work: str, spec: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """A quick version of a specification, and how often its timed part is in the whole one."""
+    if work == "decode":
+        quick = {**spec, "warmup_steps": 1, "decode_steps": 1}
+        return quick, spec["warmup_steps"] + spec["decode_steps"]
+    if work == "attention":
+        quick = {**spec, "warmup_iterations": 1, "orders": spec["orders"][:2]}
+        return quick, len(spec["orders"])
+    few = spec["ids"][: max(1, len(spec["ids"]) // 8)]
+    return {**spec, "ids": few}, len(spec["ids"]) / len(few)
+
+
+def run_round(
+    stage: Stage, attempt: Attempt, planned: Round, seed: int, quick: bool = False
+) -> tuple[list[Row], float]:
+    """Rows of one round, and the seconds that it takes: for ``quick`` those of the whole round."""
+    rows: list[Row] = []
+    start = time.monotonic()
+    more = 1.0
+    for program, order in planned.programs.items():
+        spec = spec_of(stage, planned, order, seed)
+        if quick:
+            spec, more = shortened(planned.work, spec)
+        module = MODULES[planned.work][program]
+        rows += run_arms(stage, attempt, module, order, spec, planned.cell)
+        if program in peers.PROGRAMS:
+            rows.append(
+                {"metric": "package", "candidate": program, "text": peers.package_of(program)}
+            )
+    spent = time.monotonic() - start
+    timed = sum(r["value"] for r in rows if r["metric"] == METRICS[planned.work]) / 1e3
+    return rows, spent + (more - 1) * timed
+
+
+def estimate(stage: Stage, attempt: Attempt, left: list[Round], seed: int) -> dict[str, float]:
+    """Seconds that each round takes, from quick ones in the smallest and the largest cell.
+
+    What a round takes is nearly linear in the filled positions. Several threads are taken for as
+    slow as the fewest.
+    """
+    found: dict[str, float] = {}
+    for work in MODULES:
+        own = [r for r in left if r.work == work]
+        first = {r.cell["context"]: r for r in reversed(own)}
+        points = [
+            (context, run_round(stage, attempt, first[context], seed, quick=True)[1])
+            for context in sorted({min(first, default=0), max(first, default=0)} & first.keys())
+        ]
+        found |= {r.name: float(np.interp(r.cell["context"], *zip(*points))) for r in own}
+    return found
+
+
+def our_arms(stage: Stage, attempt: Attempt) -> list[str]:
+    """Candidates that stand for us: they passed conformance and are meant to win."""
+    return [
+        name
+        for name in stage.runnable(attempt, timed=True)
+        if candidates.get(name).role in ROLES and candidates.get(name).profile in PROFILES
+    ]
+
+
+def write_comparison(stage: Stage, table: pd.DataFrame) -> list[Row]:
+    """Write ``peers.parquet``, ``peers.json`` and the figure from the raw rows of all attempts."""
+    arms = set(table["candidate"]) & set(stage.protocol["candidates"])
+    rows = peers.compare(
+        table,
+        model=stage.model["name"],
+        profiles={name: candidates.get(name).profile for name in sorted(arms)},
+        confidence=stage.protocol["decision"]["confidence"],
+    )
+    events.write(table, stage.run_dir / "peers.parquet")
+    write_text(stage.run_dir / "peers.json", json.dumps(rows, indent=2) + "\n")
+    drawn = figure.draw({"peers": rows}, table)
+    if drawn is not None:
+        report.save_figure(drawn, "peers", stage.run_dir / "figures")
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of the stage."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--contexts", type=int, nargs="*", default=[])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--blocks", type=int, default=6)
+    asked, rest = parser.parse_known_args(argv)
+    stage = Stage.from_command_line("peers", __doc__, rest)
+    absent = peers.missing()
+    present = [program for program in peers.PROGRAMS if program not in absent]
+    if absent:
+        print(f"peers: {peers.what_to_install(absent)}", flush=True)
+    seed = stage.protocol["decision"]["bootstrap_seed"]
+    contexts = asked.contexts or sorted(map(int, stage.workload["snapshots"]))
+    with exclusive(f"peers of {stage.run_dir.name}"):
+        journal = Journal(stage.run_dir, "peers")
+        attempt = journal.attempt()
+        arms = {"ours": our_arms(stage, attempt)} | {p: peers.arms_of(p) for p in present}
+        planned = plan(contexts, asked.threads, asked.blocks, arms, seed)
+        left = [r for r in planned if not attempt.has(r.name)]
+        seconds = estimate(stage, attempt, left, seed)
+        with Progress("peers", seconds, in_seconds=True) as progress:
+            for r in left:
+                rows, _ = run_round(stage, attempt, r, seed)
+                attempt.put(r.name, stage.events(rows, block=r.number, **r.cell))
+                progress.done(r.name)
+        compared = write_comparison(stage, events.to_frame(journal.all_rows()))
+        attempt.publish()
+    print(f"peers: {len(compared)} rows in {stage.run_dir / 'peers.json'}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_tracked("peers", main)

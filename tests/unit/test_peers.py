@@ -1,0 +1,249 @@
+"""Other engines beside ours: rows by hand arithmetic, what to install, rounds, llama.cpp's state."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from kvtrial import events, peers
+from kvtrial.contract import Profile
+from kvtrial.measure.peers import llama_state
+from kvtrial.peers import PEERS
+from kvtrial.stages import peers as stage
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = json.loads((ROOT / "workflow" / "schemas" / "peers.json").read_text(encoding="utf-8"))
+PROFILES = {"K1": Profile.FP32, "K3": Profile.FP32, "K2": Profile.FP16}
+#: The 97.5% quantile of Student's t with two degrees of freedom, from a printed table.
+T_2 = 4.302652729911275
+
+
+def rows(metric, arm, blocks, *, context=4096, threads=1, attempt=1):
+    """One value, or several, for each block from 0 on."""
+    return [
+        {
+            **events.event(metric, candidate=arm, context=context, threads=threads, stage="peers"),
+            "protocol_sha256": "p",
+            "build_id": "b",
+            "block": block,
+            "attempt": attempt,
+            "index": index,
+            "value": value,
+        }
+        for block, values in enumerate(blocks)
+        for index, value in enumerate(values if isinstance(values, list) else [values])
+    ]
+
+
+def packages(attempt=1):
+    return [
+        {
+            **events.event("package", candidate=program, text=f"{package} 1.2", stage="peers"),
+            "protocol_sha256": "p",
+            "build_id": "b",
+            "attempt": attempt,
+        }
+        for program, (package, _) in peers.PROGRAMS.items()
+    ]
+
+
+def compare(*tables):
+    table = events.to_frame([row for part in (packages(), *tables) for row in part])
+    found = peers.compare(table, model="m", profiles=PROFILES)
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    return found
+
+
+def test_a_row_by_hand():
+    # Two steps a block. Ours: 100 tokens/s in each block; theirs: 50, 40 and 25, so that the ratios are
+    # 2, 2.5 and 4 and their logarithms sum to log 20.
+    (row,) = compare(
+        rows("m2/step_ms", "K1", [[10.0, 10.0]] * 3),
+        rows("m2/step_ms", "llama.cpp-f16", [[20.0, 20.0], [20.0, 30.0], [40.0, 40.0]]),
+    )
+    assert row["metric"] == "m2/tokens_per_s/fp32"
+    assert (row["model"], row["context"], row["threads"], row["n_blocks"]) == ("m", 4096, 1, 3)
+    assert row["ours"] == pytest.approx(100.0)
+    assert row["peer"] == pytest.approx((50 * 40 * 25) ** (1 / 3))
+    assert row["ratio"] == pytest.approx(20 ** (1 / 3))
+    logs = [math.log(2), math.log(2.5), math.log(4)]
+    mean = sum(logs) / 3
+    half = T_2 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2) / math.sqrt(3)
+    assert row["ci95"] == pytest.approx([math.exp(mean - half), math.exp(mean + half)])
+    assert row["our_arm"] == "K1"
+    assert row["peer_setting"] == "llama-cpp-python 1.2, KV F16, flash attention off"
+
+
+def test_each_side_is_at_its_best_and_profiles_do_not_mix():
+    found = compare(
+        rows("m2/step_ms", "K1", [10.0, 10.0]),
+        rows("m2/step_ms", "K3", [8.0, 9.0]),
+        rows("m2/step_ms", "K2", [5.0, 5.0]),
+        rows("m2/step_ms", "llama.cpp-f16", [20.0, 20.0]),
+        rows("m2/step_ms", "llama.cpp-q8_0-fa", [10.0, 20.0]),
+    )
+    assert [(r["metric"], r["our_arm"]) for r in found] == [
+        ("m2/tokens_per_s/fp32", "K3"),
+        ("m2/tokens_per_s/fp16", "K2"),
+    ]
+    assert {r["peer_setting"].partition(", ")[2] for r in found} == {
+        "KV Q8_0, flash attention on"
+    }
+
+
+def test_a_shorter_time_is_a_ratio_above_one():
+    torch, onnx = compare(
+        rows("m1/attention_ms", "K1", [[2.0, 2.0, 9.0]] * 2),  # the median counts
+        rows("m1/attention_ms", "K3", [3.0, 3.0]),
+        rows("m1/attention_ms", "torch", [5.0, 5.0]),
+        rows("m1/attention_ms", "onnxruntime", [1.0, 1.0]),
+    )
+    assert (torch["ours"], torch["peer"], torch["ratio"]) == pytest.approx((2.0, 5.0, 2.5))
+    assert torch["peer_setting"].startswith("torch 1.2, ")
+    assert (onnx["our_arm"], onnx["ratio"]) == ("K1", pytest.approx(0.5))
+    assert onnx["ci95"] == pytest.approx([0.5, 0.5])
+
+
+def test_prefill_counts_the_tokens_of_the_prompt():
+    (row,) = compare(
+        rows("prefill/ms", "K1", [1000.0, 1000.0], context=512),
+        rows("prefill/ms", "llama.cpp-f32", [4000.0, 4000.0], context=512),
+    )
+    assert (row["metric"], row["ours"], row["peer"]) == ("prefill/tokens_per_s", 512.0, 128.0)
+    assert row["ratio"] == pytest.approx(4.0)
+
+
+def test_an_arm_that_lacks_a_block_is_no_side():
+    found = compare(
+        rows("m2/step_ms", "K1", [1.0]),
+        rows("m2/step_ms", "K3", [10.0, 10.0]),
+        rows("m2/step_ms", "llama.cpp-f32", [20.0, 20.0]),
+        rows("m2/step_ms", "llama.cpp-f16", [20.0, float("nan")]),
+    )
+    assert [r["our_arm"] for r in found] == ["K3"]
+    assert "KV F32" in found[0]["peer_setting"]
+
+
+def test_one_block_and_one_side_give_no_row():
+    assert compare(rows("m2/step_ms", "K1", [1.0]), rows("m2/step_ms", "llama.cpp-f32", [2.0])) == []
+    assert compare(rows("m2/step_ms", "K1", [1.0, 1.0])) == []
+
+
+def test_the_first_attempt_that_has_a_row_gives_it():
+    found = compare(
+        rows("m2/step_ms", "K1", [10.0, 10.0]),
+        rows("m2/step_ms", "llama.cpp-f32", [20.0, 20.0]),
+        packages(attempt=2),
+        rows("m2/step_ms", "K1", [1.0, 1.0], attempt=2),
+        rows("m2/step_ms", "llama.cpp-f32", [20.0, 20.0], attempt=2),
+        rows("m1/attention_ms", "K1", [1.0, 1.0], attempt=2),
+        rows("m1/attention_ms", "torch", [2.0, 2.0], attempt=2),
+    )
+    assert [(r["metric"], r["ratio"]) for r in found] == [
+        ("m2/tokens_per_s/fp32", pytest.approx(2.0)),
+        ("m1/attention_ms", pytest.approx(2.0)),
+    ]
+
+
+# --- what is installed ---------------------------------------------------------------------------
+
+
+def test_without_any_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(peers.NoPeerInstalled) as refused:
+        peers.what_to_install(peers.missing())
+    assert str(refused.value) == (
+        "no peer is installed (llama-cpp-python, torch, onnxruntime); run `make peers`, which "
+        "installs them and compares"
+    )
+
+
+def test_a_missing_package_costs_its_own_rows(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda module: module != "torch" or None)
+    assert peers.missing() == {"torch": "torch"}
+    assert peers.what_to_install(peers.missing()) == (
+        "without torch: not installed, their rows are left out; `make peers` installs them"
+    )
+    arms = {"ours": ["K1"], "llama.cpp": ["llama.cpp-f32"], "onnxruntime": ["onnxruntime"]}
+    planned = stage.plan([64], [1], 2, arms, seed=1)
+    assert {r.work for r in planned} == {"decode", "prefill", "attention"}
+    assert not any("torch" in r.programs for r in planned)
+    without_llama = stage.plan([64], [1], 2, {"ours": ["K1"], "torch": ["torch"]}, seed=1)
+    assert {r.work for r in without_llama} == {"attention"}
+
+
+# --- rounds --------------------------------------------------------------------------------------
+
+
+def test_rounds_mirror_programs_and_arms():
+    arms = {"ours": ["K1", "K2", "K3"], "llama.cpp": peers.arms_of("llama.cpp")}
+    planned = stage.plan([512, 4096], [1, 2], 4, arms, seed=7)
+    cell = [r for r in planned if r.name.startswith("decode-4096x1x2-")]
+    assert [r.number for r in cell] == [0, 1, 2, 3]
+    for first, second in (cell[:2], cell[2:]):
+        assert list(second.programs) == list(first.programs)[::-1]
+        for program, order in first.programs.items():
+            assert second.programs[program] == order[::-1]
+            assert sorted(order) == sorted(arms[program])
+    prompts = {r.cell["context"] for r in planned if r.work == "prefill"}
+    assert prompts == {512}
+    names = [r.name for r in planned]
+    assert len(set(names)) == len(names) == 2 * (2 * 4) + 2 * 4
+
+
+# --- llama.cpp's state ---------------------------------------------------------------------------
+
+
+def a_few_rows(layers=2, cells=3, heads=2, width=32):
+    draw = np.random.default_rng(3)
+    return draw.standard_normal((2, layers, cells, heads, width), np.float32)
+
+
+def test_the_state_byte_for_byte():
+    k, v = a_few_rows(layers=1, cells=2, heads=1)
+    state = llama_state.join(llama_state.sections(k, v, PEERS["llama.cpp-f32"])).tobytes()
+    expected = struct.pack("<II", 1, 2)  # one stream of two cells
+    expected += struct.pack("<iIi", 0, 1, 0) + struct.pack("<iIi", 1, 1, 0)
+    expected += struct.pack("<II", 1, 1)  # V transposed, one layer
+    expected += struct.pack("<iQ", 0, 128) + k.tobytes()  # F32, rows of 32 elements
+    expected += struct.pack("<iII", 0, 4, 32) + v[0, :, 0].T.tobytes()
+    assert state == expected
+
+
+def test_with_flash_attention_values_are_rows():
+    k, v = a_few_rows(layers=1, cells=2, heads=1)
+    state = llama_state.join(llama_state.sections(k, v, PEERS["llama.cpp-f16-fa"])).tobytes()
+    assert struct.unpack_from("<II", state, 8 + 24) == (0, 1)
+    assert state.endswith(struct.pack("<iQ", 1, 64) + v.astype("<f2").tobytes())
+
+
+def test_q8_0_rows_are_a_scale_and_32_bytes_a_block():
+    row = np.zeros((1, 64), np.float32)
+    row[0, :3] = [127.0, -64.0, 0.75]  # the largest is 127, so the scale is 1
+    stored = llama_state.stored(row, "q8_0")
+    assert stored.shape == (1, 2 * 34)
+    assert stored[0, :2].view("<f2")[0] == 1.0
+    assert stored[0, 2:34].view(np.int8).tolist() == [127, -64, 1] + [0] * 29
+    assert not stored[0, 34:].any()  # zeros stay zeros
+    with pytest.raises(ValueError, match="rows of 40 elements; Q8_0 needs a multiple of 32"):
+        llama_state.stored(np.zeros((1, 40), np.float32), "q8_0")
+
+
+@pytest.mark.parametrize("arm", peers.arms_of("llama.cpp"))
+def test_a_layout_is_recognised_whatever_its_rows_are(arm):
+    k, v = a_few_rows()
+    own = llama_state.join(llama_state.sections(k, v, PEERS[arm]))
+    llama_state.check_layout(own, llama_state.sections(2 * k, -v, PEERS[arm]))
+    for changed in (own[:-1], np.append(own, np.uint8(0))):
+        with pytest.raises(llama_state.UnknownStateLayout):
+            llama_state.check_layout(changed, llama_state.sections(k, v, PEERS[arm]))
+    other = own.copy()
+    other[8 + 3 * 12] ^= 1  # whether V is transposed
+    with pytest.raises(llama_state.UnknownStateLayout, match=r"at byte 44; run `make peers`"):
+        llama_state.check_layout(other, llama_state.sections(k, v, PEERS[arm]))
