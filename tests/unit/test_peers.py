@@ -13,6 +13,7 @@ import pytest
 
 from kvtrial import events, peers
 from kvtrial.contract import Profile
+from kvtrial.measure import child
 from kvtrial.measure.peers import llama_state
 from kvtrial.peers import PEERS
 from kvtrial.stages import peers as stage
@@ -195,6 +196,31 @@ def test_rounds_mirror_programs_and_arms():
     assert prompts == {512}
     names = [r.name for r in planned]
     assert len(set(names)) == len(names) == 2 * (2 * 4) + 2 * 4
+
+
+def test_our_prefill_is_timed_in_a_process_of_its_own():
+    spec = {
+        "gguf": str(ROOT / "tests" / "data" / "llama-tiny-q4_1.gguf"),
+        "candidates": ["K1", "K9"],
+        "ids": list(range(40)),
+        "threads": 1,
+        "page_tokens": 16,
+    }
+    fine, failed = child.run("kvtrial.measure.peers.prefill", spec, 1)
+    assert (fine["candidate"], fine["metric"]) == ("K1", "prefill/ms")
+    assert fine["value"] > 0
+    assert failed["candidate"] == "K9" and "no candidate 'K9'" in failed["text"]
+
+
+def test_a_library_that_does_not_load_costs_its_own_rows(tmp_path, monkeypatch):
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError('libgomp.so.1 is missing')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    spec = {"gguf": "m.gguf", "candidates": peers.arms_of("llama.cpp"), "ids": [1], "threads": 1}
+    found = child.run("kvtrial.measure.peers.llama_prefill", spec, 1)
+    assert [(r["candidate"], r["metric"]) for r in found] == [
+        (arm, "failed") for arm in peers.arms_of("llama.cpp")
+    ]
+    assert "libgomp.so.1 is missing" in found[0]["text"]
 
 
 # --- llama.cpp's state ---------------------------------------------------------------------------

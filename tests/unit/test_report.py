@@ -67,3 +67,16 @@ def test_each_figure_is_drawn_and_the_same_events_give_the_same_bytes(run_dir: P
     )
     report.write(run_dir, events)
     assert (run_dir / "figures" / "forest.svg").read_bytes() == before
+
+
+def test_other_engines_are_shown_where_they_were_measured(run_dir: Path) -> None:
+    assert "Beside other engines" not in (run_dir / "report.html").read_text()
+    row = {"model": "m", "metric": "m1/attention_ms", "context": 4096, "threads": 1, "ours": 0.5}
+    row |= {"peer": 1.5, "ratio": 3.0, "ci95": [2.5, 3.6], "n_blocks": 6, "our_arm": "K1"}
+    row |= {"peer_setting": "torch 2.15.0, scaled_dot_product_attention with GQA, FP32"}
+    (run_dir / "peers.json").write_text(json.dumps([row]))
+    report.write(run_dir, trial(flat(K0=100.0, K1=22.0, K3=11.0)))
+    page = (run_dir / "report.html").read_text()
+    assert page.count("<h2>Beside other engines</h2>") == 2  # the figure and the table
+    assert "3.00 [2.50, 3.60]" in page and "torch 2.15.0, scaled_dot" in page
+    assert (run_dir / "figures" / "peers.svg").is_file()

@@ -95,6 +95,35 @@ def test_failed_and_killed_stages_show_their_state(run_dir: Path) -> None:
     assert states == ["KILLED", "RUNNING"]
 
 
+PEER_ROW = {
+    "model": "tiny", "metric": "m2/tokens_per_s/fp32", "context": 4096, "threads": 2, "ours": 60.0,
+    "peer": 20.0, "ratio": 3.0, "ci95": [2.5, 3.6], "n_blocks": 6, "our_arm": "K1",
+    "peer_setting": "llama-cpp-python 0.3.36, KV F16, flash attention off",
+}  # fmt: skip
+
+
+def test_the_peers_are_a_child_of_the_trial_with_their_ratios(run_dir: Path) -> None:
+    (run_dir / "peers.json").write_text(json.dumps([PEER_ROW]))
+    tracking.begin_stage(run_dir, "peers")
+    tracking.finish_stage(run_dir, "peers")
+    tracking.rebuild(run_dir.parent)
+    (parent,) = _runs(run_dir, level="trial")
+    (run,) = _runs(run_dir, level="stage", stage="peers")
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    name = "m2/tokens_per_s/fp32.llama-cpp-python.4096_2t"
+    assert run.data.metrics == {
+        f"{name}.ours": 60.0,
+        f"{name}.peer": 20.0,
+        f"{name}.ratio": 3.0,
+        f"{name}.ratio.low": 2.5,
+        f"{name}.ratio.high": 3.6,
+    }
+    assert run.data.tags[f"setting.{name}"].startswith("K1 against llama-cpp-python 0.3.36, KV F16")
+    artifacts = tracking._Store(run_dir).client.list_artifacts(run.info.run_id)
+    assert "peers.json" in {a.path for a in artifacts}
+
+
 def test_a_store_that_is_away_costs_a_warning_only(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
