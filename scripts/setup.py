@@ -105,18 +105,16 @@ def make_environment():
 
 
 def install_extra(name):
-    """The pinned packages of an extra; what has to be compiled takes minutes.
-
-    They are pinned as a whole, so pip need not look for their dependencies.
-    """
-    requirements = REQUIREMENTS.parent / (name + ".txt")
+    """The pinned packages of an extra; what has to be compiled takes minutes."""
+    requirements = REQUIREMENTS.parent / f"{name}.txt"
     if not requirements.is_file():
-        fail("no extra %r: there is no %s" % (name, requirements))
-    stamp = VENV / ("kvtrial-%s.sha256" % name)
+        fail(f"no extra {name!r}: there is no {requirements}")
+    stamp = VENV / f"kvtrial-{name}.sha256"
     wanted = fingerprint([requirements])
     if not is_current(stamp, wanted):
-        print("set-up: installing the extra `%s`; minutes the first time" % name, flush=True)
-        pip("--require-hashes", "--no-deps", "--no-build-isolation", "--requirement", requirements)
+        print(f"set-up: installing the extra `{name}`; minutes the first time", flush=True)
+        # Without isolation: what builds them is what builds the kernels, pinned and installed already.
+        pip("--require-hashes", "--no-build-isolation", "--requirement", requirements)
         stamp.write_text(wanted)
 
 

@@ -134,7 +134,9 @@ COMPARISONS = (
     Comparison("m2/tokens_per_s/fp32", "m2/step_ms", _LLAMA, _FP32, _decode_rate, True),
     Comparison("m2/tokens_per_s/fp16", "m2/step_ms", _LLAMA, _FP16, _decode_rate, True),
     Comparison("prefill/tokens_per_s", "prefill/ms", _LLAMA, _FP32 | _FP16, _prefill_rate, True),
-    Comparison("m1/attention_ms", "m1/attention_ms", ("torch", "onnxruntime"), _FP32, _median, False),
+    Comparison(
+        "m1/attention_ms", "m1/attention_ms", ("torch", "onnxruntime"), _FP32, _median, False
+    ),
 )
 
 
@@ -221,7 +223,9 @@ def _row(
     """Both sides' best and their ratio; None where a side has nothing, or one block only."""
 
     def best(arms: list[str]) -> tuple[str, float] | None:
-        means = {a: float(np.exp(np.mean(np.log([*sides[a].values()])))) for a in arms if a in sides}
+        means = {
+            a: float(np.exp(np.mean(np.log([*sides[a].values()])))) for a in arms if a in sides
+        }
         if not means:
             return None
         choose = max if comparison.larger_is_better else min

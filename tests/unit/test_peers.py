@@ -93,9 +93,7 @@ def test_each_side_is_at_its_best_and_profiles_do_not_mix():
         ("m2/tokens_per_s/fp32", "K3"),
         ("m2/tokens_per_s/fp16", "K2"),
     ]
-    assert {r["peer_setting"].partition(", ")[2] for r in found} == {
-        "KV Q8_0, flash attention on"
-    }
+    assert {r["peer_setting"].partition(", ")[2] for r in found} == {"KV Q8_0, flash attention on"}
 
 
 def test_a_shorter_time_is_a_ratio_above_one():
@@ -132,7 +130,9 @@ def test_an_arm_that_lacks_a_block_is_no_side():
 
 
 def test_one_block_and_one_side_give_no_row():
-    assert compare(rows("m2/step_ms", "K1", [1.0]), rows("m2/step_ms", "llama.cpp-f32", [2.0])) == []
+    assert (
+        compare(rows("m2/step_ms", "K1", [1.0]), rows("m2/step_ms", "llama.cpp-f32", [2.0])) == []
+    )
     assert compare(rows("m2/step_ms", "K1", [1.0, 1.0])) == []
 
 

@@ -75,7 +75,8 @@ def test_llama_decodes_and_prefills_in_processes_of_their_own(filled):
 
 
 @pytest.mark.parametrize(
-    "program", [pytest.param(p, marks=needs(peers.PROGRAMS[p][1])) for p in ("torch", "onnxruntime")]
+    "program",
+    [pytest.param(p, marks=needs(peers.PROGRAMS[p][1])) for p in ("torch", "onnxruntime")],
 )
 def test_attention_agrees_with_the_oracle_and_is_timed(filled, program):
     _, folder, _, _, _ = filled

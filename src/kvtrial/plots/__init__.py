@@ -6,7 +6,16 @@ interval means.
 
 from __future__ import annotations
 
-from kvtrial.plots import characteristics, ecdf, forest, peers, restore, roofline, scaling, waterfall
+from kvtrial.plots import (
+    characteristics,
+    ecdf,
+    forest,
+    peers,
+    restore,
+    roofline,
+    scaling,
+    waterfall,
+)
 
 #: file stem -> module, in the order of the report.
 FIGURES = {

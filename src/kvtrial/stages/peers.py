@@ -163,11 +163,9 @@ def estimate(stage: Stage, attempt: Attempt, left: list[Round], seed: int) -> di
     for work in MODULES:
         own = [r for r in left if r.work == work]
         first = {r.cell["context"]: r for r in reversed(own)}
-        points = [
-            (context, run_round(stage, attempt, first[context], seed, quick=True)[1])
-            for context in sorted({min(first, default=0), max(first, default=0)} & first.keys())
-        ]
-        found |= {r.name: float(np.interp(r.cell["context"], *zip(*points))) for r in own}
+        ends = sorted({min(first, default=0), max(first, default=0)} & first.keys())
+        seconds = [run_round(stage, attempt, first[end], seed, quick=True)[1] for end in ends]
+        found |= {r.name: float(np.interp(r.cell["context"], ends, seconds)) for r in own}
     return found
 
 
