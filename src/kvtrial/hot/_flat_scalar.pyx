@@ -6,13 +6,7 @@ Both give the partial (max, sum, output) of every query head over ``rows`` posit
 from libc.math cimport INFINITY, expf
 from libc.stdint cimport int64_t
 
-
-cdef inline float dot(const float *a, const float *b, int64_t n) noexcept nogil:
-    cdef float total = 0
-    cdef int64_t d
-    for d in range(n):
-        total += a[d] * b[d]
-    return total
+from kvtrial.hot._scalar_dot cimport scalar_dot
 
 
 cdef inline void weigh(float *scores, int64_t n, float *top, float *total) noexcept nogil:
@@ -40,7 +34,7 @@ cdef void attend_per_query(const FlatRows *at) noexcept nogil:
         v = at.v + h // at.group * dim
         output = at.output + h * dim
         for t in range(at.rows):
-            at.scores[t] = dot(at.q + h * dim, k + t * at.row_floats, dim) * at.scale
+            at.scores[t] = scalar_dot(at.q + h * dim, k + t * at.row_floats, dim) * at.scale
         weigh(at.scores, at.rows, at.max + h, at.sum + h)
         for d in range(dim):
             output[d] = 0
@@ -60,7 +54,7 @@ cdef void attend_grouped(const FlatRows *at) noexcept nogil:
         for t in range(at.rows):
             k = at.k + t * at.row_floats + head * dim
             for g in range(at.group):
-                at.scores[g * at.rows + t] = dot(at.q + (h + g) * dim, k, dim) * at.scale
+                at.scores[g * at.rows + t] = scalar_dot(at.q + (h + g) * dim, k, dim) * at.scale
         for g in range(at.group):
             weigh(at.scores + g * at.rows, at.rows, at.max + h + g, at.sum + h + g)
         for d in range(at.group * dim):

@@ -8,6 +8,7 @@ from libc.math cimport INFINITY, expf
 from libc.stdint cimport int64_t, uint64_t
 
 from kvtrial.hot._kernel cimport kv_span
+from kvtrial.hot._scalar_dot cimport scalar_dot
 
 
 cdef int span_scalar(const kv_span *span) noexcept nogil:
@@ -22,7 +23,7 @@ cdef int span_scalar(const kv_span *span) noexcept nogil:
     cdef const float *v
     cdef const float *q
     cdef float *output
-    cdef float score, top, keep, weight
+    cdef float top, keep, weight
     for head in range(span.first_head, span.last_head):
         for g in range(group):
             query = head * group + g
@@ -49,10 +50,7 @@ cdef int span_scalar(const kv_span *span) noexcept nogil:
                 k = <const float *>(at + t * span.row_bytes)
                 for g in range(group):
                     q = span.q + (head * group + g) * dim
-                    score = 0
-                    for d in range(dim):
-                        score += q[d] * k[d]
-                    scores[g * 64 + t] = score * span.scale
+                    scores[g * 64 + t] = scalar_dot(q, k, dim) * span.scale
             for g in range(group):
                 query = head * group + g
                 top = span.max[query]

@@ -22,6 +22,8 @@ from kvtrial.measure._probes import FMA_FLOPS, fma, read, spin
 SPIN_LINKS = 4_000_000  # about 5 ms a pass
 FMA_ROUNDS = 1_000_000  # about 2 ms a pass
 PASSES = 6
+#: Reads take more: on a shared machine the best of six wanders by a tenth within a second.
+READ_PASSES = 24
 #: The buffer is this many times the last-level cache, so that a pass reads memory, not cache.
 LLC_MULTIPLE = 4
 _WORDS = 64  # the read loop takes 64 words at once
@@ -74,10 +76,10 @@ class Probes:
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def measure(self) -> Reading:
-        """Take a reading; about 100 ms."""
+        """Take a reading; about a quarter of a second."""
         spin_ns = min(self._time_ns(spin, [(7, SPIN_LINKS)]) for _ in range(PASSES))
         chunks = [(chunk,) for chunk in self._chunks]
-        read_ns = min(self._time_ns(read, chunks) for _ in range(PASSES))
+        read_ns = min(self._time_ns(read, chunks) for _ in range(READ_PASSES))
         work = [(0.5, 1.0, FMA_ROUNDS)] * self._threads
         fma_ns = min(self._time_ns(fma, work) for _ in range(PASSES))
         return Reading(
