@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from kvtrial import build
 from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
+from kvtrial.hot.paged import open_paged
 
 
 def _not_built() -> str | None:
@@ -28,10 +29,9 @@ def _open_k3(spec: StoreSpec) -> KVStore:
 
 
 def _open_k4(spec: StoreSpec) -> KVStore:
-    import kvtrial.hot._paged as _paged
     import kvtrial.hot._rust as _rust
 
-    return _paged.PagedStore(spec, kernel=_rust.kernel_capsule(), debug_poison=poison_wanted())
+    return open_paged(spec, kernel=_rust.kernel_capsule())
 
 
 K3 = Candidate(

@@ -8,14 +8,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
 
 
-def _open(spec: StoreSpec, **options: str) -> KVStore:
-    from kvtrial.hot import _paged
+def open_paged(spec: StoreSpec, *, format: str = "fp32", kernel: Any = None) -> KVStore:
+    """A paged store; a candidate of another package brings its own kernel.
 
-    store: KVStore = _paged.PagedStore(spec, debug_poison=poison_wanted(), **options)
+    Parameters
+    ----------
+    spec : StoreSpec
+    format : str
+        How rows are stored: "fp32", "fp16" or "q8_0".
+    kernel : PyCapsule or "scalar", optional
+        A capsule named "kvtrial.kv_kernel" that holds a ``kv_span_fn`` of native/kv_kernel.h, or
+        "scalar" for A2's; by default the SIMD kernel of the format. Both others need "fp32".
+
+    Raises
+    ------
+    PoolExhausted
+        The budget or its ledger has no room for a page.
+    """
+    import kvtrial.hot._paged as _paged
+
+    store: KVStore = _paged.PagedStore(
+        spec, format=format, kernel=kernel, debug_poison=poison_wanted()
+    )
     return store
 
 
@@ -28,7 +47,7 @@ K1 = Candidate(
     owner="Cython",
     layout="paged [kv_head][token][head_dim]",
     capabilities=frozenset(Capability),
-    open=_open,
+    open=open_paged,
 )
 
 A2 = replace(
@@ -36,7 +55,7 @@ A2 = replace(
     name="A2",
     title="Paged, scalar, group-aware",
     role="ablation",
-    open=partial(_open, kernel="scalar"),
+    open=partial(open_paged, kernel="scalar"),
 )
 
 K2 = replace(
@@ -46,7 +65,7 @@ K2 = replace(
     role="profile",
     profile=Profile.FP16,
     capabilities=K1.capabilities - {Capability.RESERVE_SLOT},
-    open=partial(_open, format="fp16"),
+    open=partial(open_paged, format="fp16"),
 )
 
 K5 = replace(
@@ -54,5 +73,5 @@ K5 = replace(
     name="K5",
     title="Paged, fused SIMD, Q8_0 rows",
     profile=Profile.Q8_0,
-    open=partial(_open, format="q8_0"),
+    open=partial(open_paged, format="q8_0"),
 )
