@@ -1,0 +1,23 @@
+"""The documentation as a website. Sphinx, because the docstrings are reStructuredText: the contract is shown as
+it stands in `contract.py`, its one home. Neither building nor viewing uses the network."""
+
+project = "kvtrial"
+author = "The kvtrial developers"
+copyright = author
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+
+default_role = "py:obj"
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # shapes, dtypes and units are in the text
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = "kvtrial"
+html_copy_source = False
+exclude_patterns = ["img"]
+# docs/session-state.md and ADR 6 are written by `make adopt`: not there before the first verdict.
+suppress_warnings = ["toc.empty_glob"]
