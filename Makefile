@@ -15,7 +15,8 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHONUTF8 := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup verdict smoke full build model report adopt peers ui test test-all test-mutation lint clean
+.PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph test test-all \
+	test-mutation test-slurm lint clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -52,8 +53,20 @@ peers:  ## other engines beside ours: installs llama.cpp, PyTorch and ONNX Runti
 ui: setup  ## browse the measurements in MLflow
 	@$(PY) -m mlflow ui --workers 1 --backend-store-uri "sqlite:///$$(pwd)/results/mlflow.db"
 
+docs: setup  ## the documentation as a website, build/docs
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/docs.txt
+	@$(PY) -m sphinx -W --keep-going --quiet -b html docs build/docs
+	@$(PY) scripts/check_site.py build/docs
+
+rulegraph: setup  ## draw docs/img/rulegraph.svg again (needs Graphviz)
+	@$(SNAKEMAKE) --quiet all --rulegraph dot report adopt | dot -Tsvg > docs/img/rulegraph.svg
+
 test: setup model  ## the tests, without the slow ones
 	@$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-slurm: setup  ## a trial through a real Slurm on this machine (needs slurm-wlm and munge)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/cluster.txt
+	@$(PY) -m pytest tests/cluster $(ARGS)
 
 test-all: setup model  ## all tests
 	@$(PY) -m pytest $(ARGS)
