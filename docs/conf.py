@@ -19,5 +19,3 @@ html_theme = "furo"
 html_title = "kvtrial"
 html_copy_source = False
 exclude_patterns = ["img"]
-# docs/session-state.md and ADR 6 are written by `make adopt`: not there before the first verdict.
-suppress_warnings = ["toc.empty_glob"]

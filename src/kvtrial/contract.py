@@ -38,7 +38,7 @@ are bitwise as before the call.
 
 Non-finite rows. An FP32 store keeps every bit pattern; a valid row that holds NaN or inf takes part
 in attention as IEEE arithmetic says. FP16 stores keep NaN and inf, and refuse finite values that FP16
-cannot hold (|x| >= 65520) with `NumericRange`. Q8_0 stores refuse rows that are not finite and rows
+cannot hold (``|x| >= 65520``) with `NumericRange`. Q8_0 stores refuse rows that are not finite and rows
 whose scale FP16 cannot hold.
 """
 
