@@ -1,5 +1,5 @@
-"""The documentation as a website. Sphinx, because the docstrings are reStructuredText: the contract is shown as
-it stands in `contract.py`, its one home. Neither building nor viewing uses the network."""
+"""The documentation as a website. Sphinx, because the docstrings are reStructuredText: the contract is
+shown as it stands in `contract.py`, its one home. Neither building nor viewing uses the network."""
 
 project = "kvtrial"
 author = "The kvtrial developers"

@@ -46,7 +46,11 @@ def faults(root):
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.exists():
                 found.append(f"{name}: no file for {address}")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:
+            elif (
+                parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].ids
+            ):
                 found.append(f"{name}: no place for {address}")
     for style in root.rglob("*.css"):
         text = style.read_text(encoding="utf-8")
@@ -62,5 +66,7 @@ def faults(root):
 
 if __name__ == "__main__":
     said = faults(Path(sys.argv[1]).resolve())
-    print("\n".join(said) or "docs: every local link has its target, nothing is loaded from elsewhere")
+    print(
+        "\n".join(said) or "docs: every local link has its target, nothing is loaded from elsewhere"
+    )
     sys.exit(bool(said))

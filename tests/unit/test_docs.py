@@ -43,9 +43,7 @@ def test_every_public_error_has_a_heading():
 
 def test_the_capability_table_is_whole():
     page = (DOCS / "candidates" / "package.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE)) == set(
-        Capability.__members__
-    )
+    assert set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE)) == set(Capability.__members__)
 
 
 def test_every_target_that_the_documentation_names_is_made():

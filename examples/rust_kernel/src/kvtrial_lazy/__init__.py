@@ -13,7 +13,10 @@ _NAME = b"kvtrial.kv_kernel"  # has to outlive every capsule
 def _open(spec: StoreSpec) -> KVStore:
     kernel = ctypes.cast(ctypes.CDLL(str(_LIBRARY)).lazy, ctypes.c_void_p)
     new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    new.restype, new.argtypes = (
+        ctypes.py_object,
+        [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+    )
     return open_paged(spec, kernel=new(kernel, _NAME, None))
 
 
