@@ -62,14 +62,14 @@ rulegraph: setup  ## draw docs/img/rulegraph.svg again (needs Graphviz)
 	@$(SNAKEMAKE) --quiet all --rulegraph dot report adopt | dot -Tsvg > docs/img/rulegraph.svg
 
 test: setup model  ## the tests, without the slow ones
-	@$(PY) -m pytest -m "not slow" $(ARGS)
+	@$(PY) -m pytest -m "not slow and not cluster" $(ARGS)
 
 test-slurm: setup  ## a trial through a real Slurm on this machine (needs slurm-wlm and munge)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/cluster.txt
 	@$(PY) -m pytest tests/cluster $(ARGS)
 
-test-all: setup model  ## all tests
-	@$(PY) -m pytest $(ARGS)
+test-all: setup model test-slurm  ## all tests
+	@$(PY) -m pytest -m "not cluster" $(ARGS)
 
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)

@@ -37,8 +37,6 @@ rule trial:
         target=of_machine("target", "verdict"),
         model=of_machine("model"),
         results=lambda wildcards: f"{config['results']}/{wildcards.machine}",
-    message:
-        "trial: {wildcards.machine}"
     shell:
         "mkdir -p {params.results:q}"
         " && export KVTRIAL_RESULTS=$(cd {params.results:q} && pwd)"

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +26,7 @@ def test_one_trial_a_machine_class_is_planned(tmp_path: Path):
             sys.executable, "-m", "snakemake", "--profile", str(ROOT / "profiles" / "kubernetes"),
             "--snakefile", str(ROOT / "workflow" / "fleet.smk"), "--directory", str(tmp_path),
             "--configfile", str(fleet), "--container-image", "kvtrial:test",
-            "--default-storage-prefix", f"fs://{tmp_path / 'volume'}",
+            "--default-storage-prefix", str(tmp_path / "volume"),
             "--dry-run", "--printshellcmds",
         ],
         cwd=ROOT,
@@ -34,7 +37,7 @@ def test_one_trial_a_machine_class_is_planned(tmp_path: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     for name, machine in machines.items():
-        assert f"trial: {name}" in done.stdout
+        assert f"wildcards: machine={name}" in done.stdout
         assert f"machine_type={machine['machine_type']}" in done.stdout
         assert f"/kvtrial/results/{name}" in done.stdout
     assert done.stdout.count("make -C /opt/kvtrial verdict") == len(machines)

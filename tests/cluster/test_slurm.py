@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.cluster
+
 ROOT = Path(__file__).resolve().parents[2]
 CPUS = os.cpu_count() or 1
 
@@ -99,7 +101,18 @@ def slurm() -> Iterator[dict[str, str]]:
         ),
         encoding="utf-8",
     )
-    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    # A node has its configuration in a fixed place; ours is told by a `srun` in front of the real one.
+    (folder / "bin").mkdir()
+    srun = folder / "bin" / "srun"
+    srun.write_text(
+        f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {_which("srun")} "$@"\n', encoding="utf-8"
+    )
+    srun.chmod(0o755)
+    environment = {
+        **os.environ,
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+    }
     daemons: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> None:
@@ -165,8 +178,9 @@ def test_a_trial_runs_on_a_node_of_its_own(slurm: dict[str, str], tmp_path: Path
         text=True,
         timeout=1200,
     )  # fmt: skip
-    log = tmp_path / "results" / "fleet" / "here.log"
-    assert done.returncode == 0, done.stdout + (log.read_text() if log.is_file() else "")
+    assert done.returncode == 0, done.stdout + "".join(
+        f"\n{log}:\n{log.read_text(errors='replace')}" for log in tmp_path.rglob("*.log")
+    )
 
     verdict = json.loads((tmp_path / "results" / "fleet" / "here.json").read_text(encoding="utf-8"))
     assert verdict["model"] == "tiny-llama"
