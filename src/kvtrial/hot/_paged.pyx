@@ -39,7 +39,7 @@ from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_s
 from kvtrial.hot._kernels_scalar cimport span_scalar
 from kvtrial.hot._kernels_simd cimport span_fp16, span_fp32, span_q8
 from kvtrial.hot._memory cimport Region
-from kvtrial.hot._pages cimport OPEN, SESSIONS, Owner, PagePool
+from kvtrial.hot._pages cimport Owner, PagePool
 from kvtrial.hot._rows cimport (
     FP16,
     FP32,
@@ -50,6 +50,7 @@ from kvtrial.hot._rows cimport (
     row_nbytes,
     write_row,
 )
+from kvtrial.hot._tables cimport OPEN, SESSIONS
 
 cnp.import_array()
 

@@ -1,9 +1,9 @@
-"""The page pool and its owners: page tables, validity, steps, reservations, branches, restores.
+"""The page pool and its owners: steps, reservations, branches, restores.
 
-Integers only: rows go in and out in `_paged`. All memory is mapped when the pool opens; tables are
-touched as far as they are used. Every verb checks first and changes afterwards, so that an error
-changes nothing. Arguments s and lay are an owner's slot and a layer, `index` is an entry of a page
-table, `at` holds absolute positions; ends and lengths inside count from base_position.
+Tables are kept in `_tables`, rows go in and out in `_paged`. Every verb checks first and changes
+afterwards, so that an error changes nothing. Arguments s and lay are an owner's slot and a layer,
+`index` is an entry of a page table, `at` holds absolute positions; ends and lengths inside count from
+base_position.
 
 Decided where the contract is silent: a session has room for 64 Ki positions or the whole pool,
 whichever is more; an open reservation neither blocks a branch nor is seen by it; a reservation of
@@ -24,9 +24,8 @@ from kvtrial.contract import (
     StepIncomplete,
 )
 
-
-cdef extern from "simd.h" nogil:
-    int32_t kv_highest_bit(uint64_t)
+from kvtrial.hot._memory cimport Region
+from kvtrial.hot._tables cimport COMMITTED, IDLE, OPEN, SESSIONS, Layer, PageTables
 
 
 cdef inline uint64_t low_bits(int64_t n) noexcept:
@@ -36,113 +35,12 @@ cdef inline uint64_t low_bits(int64_t n) noexcept:
     return ~<uint64_t>0 if n >= 64 else ((<uint64_t>1) << n) - 1
 
 
-cdef class PagePool:
-    """Invariants: references[p] counts the table entries that point to page p, and p is on the free
-    list exactly when it is 0; an entry has page -1 exactly when its word is 0 and nothing in it is
-    reserved; no word has a bit at or past its layer's end, but for an open restore."""
+cdef class PagePool(PageTables):
+    """Page tables with owners, of which each has a generation."""
 
-    def __cinit__(
-        self, int64_t pages, int64_t page_bytes, int64_t row_bytes, int64_t layers,
-        int64_t tokens, int64_t base, bint poison,
-    ):
-        cdef int64_t i
-        self.pages, self.page_bytes, self.row_bytes = pages, page_bytes, row_bytes
-        self.layers, self.tokens, self.base, self.poison = layers, tokens, base, poison
-        self.table_pages = max(pages, 65536 // tokens)
-        self.memory = Region(pages * page_bytes)
-        self._table_memory = Region(SESSIONS * layers * self.table_pages * sizeof(int32_t))
-        self._word_memory = Region(SESSIONS * layers * self.table_pages * sizeof(uint64_t))
-        self._small = Region(
-            SESSIONS * sizeof(Owner) + SESSIONS * layers * sizeof(Layer) + 2 * pages * 4
-        )
-        self._ids = <int32_t *>self._table_memory.data
-        self._words = <uint64_t *>self._word_memory.data
-        self.owners = <Owner *>self._small.data
-        self._layers = <Layer *>(self.owners + SESSIONS)
-        self.references = <int32_t *>(self._layers + SESSIONS * layers)
-        self._free = self.references + pages
-        self.free = pages
-        # The lowest ids are taken first.
-        for i in range(pages):
-            self._free[i] = <int32_t>(pages - 1 - i)
-        if poison:
-            memset(self.memory.data, 0xFF, pages * page_bytes)
-
-    # Entries --------------------------------------------------------------------------------------
-
-    cdef Layer *layer(self, int64_t s, int64_t lay) noexcept:
-        return self._layers + s * self.layers + lay
-
-    cdef int32_t *ids(self, int64_t s, int64_t lay) noexcept:
-        return self._ids + (s * self.layers + lay) * self.table_pages
-
-    cdef uint64_t *words(self, int64_t s, int64_t lay) noexcept:
-        return self._words + (s * self.layers + lay) * self.table_pages
-
-    cdef unsigned char *page(self, int32_t page_id) noexcept:
-        return self.memory.data + <int64_t>page_id * self.page_bytes
-
-    cdef int64_t pages_for(self, int64_t rows) noexcept:
-        return (rows + self.tokens - 1) // self.tokens
-
-    cdef int64_t length(self, int64_t s, int64_t lay) noexcept:
-        """Highest valid or reserved slot + 1."""
-        cdef Layer *layer = self.layer(s, lay)
-        cdef int64_t index
-        if layer.slot == OPEN:
-            return layer.slot_start + layer.slot_n
-        for index in range(self.pages_for(layer.end) - 1, -1, -1):
-            if self.words(s, lay)[index]:
-                return index * self.tokens + kv_highest_bit(self.words(s, lay)[index]) + 1
-        return 0
-
-    cdef void poison_rows(self, int32_t page_id, int64_t start, int64_t stop) noexcept:
-        """NaN, in every format, into rows without content, where the pool was opened so."""
-        cdef unsigned char *at = self.page(page_id)
-        cdef int64_t tile
-        if self.poison and stop > start:
-            for tile in range(self.page_bytes // (self.tokens * self.row_bytes)):
-                memset(
-                    at + (tile * self.tokens + start) * self.row_bytes, 0xFF,
-                    (stop - start) * self.row_bytes,
-                )
-
-    cdef int32_t take(self) noexcept:
-        """A free page; the caller has made sure that there is one."""
-        self.free -= 1
-        cdef int32_t page_id = self._free[self.free]
-        self.references[page_id] = 1
-        return page_id
-
-    cdef void give_back(self, int32_t page_id) noexcept:
-        self.references[page_id] -= 1
-        if self.references[page_id] == 0:
-            self.poison_rows(page_id, 0, self.tokens)
-            self._free[self.free] = page_id
-            self.free += 1
-
-    cdef void clear_entry(self, int64_t s, int64_t lay, int64_t index) noexcept:
-        """Gives an entry's page back and leaves it empty."""
-        cdef int32_t *page_id = self.ids(s, lay) + index
-        if page_id[0] >= 0:
-            self.give_back(page_id[0])
-        page_id[0] = -1
-        self.words(s, lay)[index] = 0
-
-    cdef void release_from(self, int64_t s, int64_t lay, int64_t index) noexcept:
-        """Ends the table before ``index``."""
-        cdef int64_t i
-        for i in range(index, self.layer(s, lay).pages):
-            self.clear_entry(s, lay, i)
-        self.layer(s, lay).pages = min(self.layer(s, lay).pages, index)
-
-    cdef void extend_to(self, int64_t s, int64_t lay, int64_t index) noexcept:
-        """Makes the table reach ``index``, with empty entries."""
-        cdef Layer *layer = self.layer(s, lay)
-        while layer.pages <= index:
-            self.ids(s, lay)[layer.pages] = -1
-            self.words(s, lay)[layer.pages] = 0
-            layer.pages += 1
+    def __cinit__(self, *args):
+        self._owner_memory = Region(SESSIONS * sizeof(Owner))
+        self.owners = <Owner *>self._owner_memory.data
 
     cdef int32_t own(self, int64_t s, int64_t lay, int64_t index) noexcept:
         """Makes the page of an entry this owner's alone: the first write to a shared page copies it.

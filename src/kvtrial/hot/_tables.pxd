@@ -1,0 +1,44 @@
+"""Declarations of the page tables; see _tables.pyx."""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from kvtrial.hot._memory cimport Region
+
+
+cdef enum:
+    SESSIONS = 64  # sessions and branches that a store can have open
+
+cdef enum SlotState:
+    IDLE, OPEN, COMMITTED
+
+# `end` is where the layer's next row goes: past its last appended position, hole or not.
+ctypedef struct Layer:
+    int64_t end, pages
+    SlotState slot
+    int64_t slot_start, slot_n
+
+
+cdef class PageTables:
+    cdef readonly int64_t pages, page_bytes, layers, tokens, base, table_pages, free
+    cdef int64_t row_bytes
+    cdef bint poison
+    cdef Region memory
+    cdef Region _table_memory, _word_memory, _small
+    cdef Layer *_layers
+    cdef int32_t *_ids
+    cdef uint64_t *_words
+    cdef int32_t *references
+    cdef int32_t *_free
+
+    cdef Layer *layer(self, int64_t s, int64_t l) noexcept
+    cdef int32_t *ids(self, int64_t s, int64_t l) noexcept
+    cdef uint64_t *words(self, int64_t s, int64_t l) noexcept
+    cdef unsigned char *page(self, int32_t page_id) noexcept
+    cdef int64_t length(self, int64_t s, int64_t l) noexcept
+    cdef int64_t pages_for(self, int64_t rows) noexcept
+    cdef void poison_rows(self, int32_t page_id, int64_t start, int64_t stop) noexcept
+    cdef int32_t take(self) noexcept
+    cdef void give_back(self, int32_t page_id) noexcept
+    cdef void clear_entry(self, int64_t s, int64_t l, int64_t index) noexcept
+    cdef void release_from(self, int64_t s, int64_t l, int64_t index) noexcept
+    cdef void extend_to(self, int64_t s, int64_t l, int64_t index) noexcept
