@@ -29,7 +29,7 @@ verdict: setup  ## the answer: which KV cache this machine should run
 	@$(SNAKEMAKE) show $(CHOSEN) $(ARGS)
 
 smoke: setup  ## every stage on a tiny model, under two minutes
-	@$(SNAKEMAKE) --profile profiles/smoke report show $(ARGS)
+	@$(PY) -m snakemake --cores all --profile profiles/smoke report show $(ARGS)
 
 full: setup  ## the verdict, with four sessions and all cores as well
 	@$(SNAKEMAKE) report show --config profile=full $(if $(MODEL),model="$(MODEL)") $(ARGS)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 REBUILD = "make build   (or: snakemake --cores 1 build)"
 #: Below src/kvtrial: the Python that runs beside the kernels in a measured process.
 _MEASURED = ("cold", "engine", "hot", "measure")
+_LIBRARY_SUFFIXES = {".so", ".dylib"}
 _NATIVE_SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h", ".rs", ".in"}
 
 
@@ -102,6 +103,24 @@ def identity(root: Path = ROOT, tools: dict[str, Any] | None = None) -> str:
     sources = source_hash(root) + _hash(root, measured_modules(root))
     text = sources + repr(sorted((tools or toolchain()).items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@functools.cache
+def binary_sha256() -> str:
+    """sha256 over the compiled modules and the Rust library as they are installed.
+
+    It is in every event of a stage that runs them, so that what is timed is what passed conformance;
+    empty where nothing has been built.
+    """
+    try:
+        from kvtrial import _build_facts
+    except ImportError:
+        return ""
+    # CMake installs the facts and the modules below one folder, which in an editable install is not
+    # that of the sources.
+    folder = Path(_build_facts.__file__).parent
+    found = [path for path in folder.rglob("*") if path.suffix in _LIBRARY_SUFFIXES]
+    return _hash(folder, sorted(path.relative_to(folder) for path in found))
 
 
 def facts() -> dict[str, Any]:

@@ -49,14 +49,32 @@ MIN_BLOCKS = 6
 class CellNoise:
     """What a run showed of one judged cell.
 
-    ``logs``: log(challenger / comparator) by block, float64 (comparators, blocks). ``blocks``: how many
-    the protocol registers. ``void_rate``: share of the blocks run that were void.
+    Attributes
+    ----------
+    cell : dict
+        The cell as registered.
+    logs : ndarray of float64, shape (comparators, blocks)
+        log(challenger / comparator) by block.
+    void_rate : float
+        Share of the blocks run that were void.
+    sizing : int, optional
+        The comparator whose contrast fixes the number of blocks; None where none does.
     """
 
-    name: str
+    cell: dict[str, Any]
     logs: npt.NDArray[np.float64]
-    blocks: int
-    void_rate: float
+    void_rate: float = 0.0
+    sizing: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Such as ``4096x1x1``."""
+        return gates.cell_name(self.cell)
+
+    @property
+    def max_blocks(self) -> int:
+        """The most blocks that a simulated run of the cell can have."""
+        return int(self.cell["blocks"] if self.sizing is None else self.cell["max_blocks"])
 
 
 def of_run(
@@ -71,13 +89,17 @@ def of_run(
         return _none("no challenger is in the trial")
     if not comparators:
         return _none("no comparator is in the trial")
+    precision = protocol["decision"]["precision"]
+    sizing = None
+    if challenger == precision["to"] and precision["from"] in comparators:
+        sizing = comparators.index(precision["from"])
     try:
         cells = [
             CellNoise(
-                gates.cell_name(cell),
+                cell,
                 measured.log_ratios(cell, challenger, comparators),
-                cell["blocks"],
                 trials.void_rate("m2", gates.cell_name(cell)),
+                sizing if "max_blocks" in cell else None,
             )
             for cell in rule.judged_cells(protocol)
         ]
@@ -120,18 +142,9 @@ def operating_characteristics(
     decision = protocol["decision"]
     edge = decision["adopt_lower_bound"]
     improvements = [0.0, edge / 2, *(edge + step for step in (0.0, 0.025, 0.05, 0.075, 0.1, 0.15))]
-    finished = _finished(cells, protocol)
+    closest = int(cells[0].logs.mean(axis=1).argmin())
     mirrored, as_seen = (
-        _arrangements(
-            [
-                _noise(cell, signs, np.random.default_rng([decision["bootstrap_seed"], place]))
-                for place, cell in enumerate(cells)
-            ],
-            int(cells[0].logs.mean(axis=1).argmin()),
-            finished,
-            improvements,
-            decision,
-        )
+        _arrangements(_simulated(cells, signs, protocol), closest, improvements, decision)
         for signs in ((-1.0, 1.0), (1.0,))
     )
     chances = [
@@ -148,20 +161,51 @@ def operating_characteristics(
         "adopt_at": digits(edge),
         "claim_familywise": digits(claim),
         "claim_holds": chances[improvements.index(edge)] <= allowed,
-        **mirrored,
-        "as_seen": as_seen,
+        **{key: mirrored[key] for key in ("one_close", "all_equal")},
+        "as_seen": {key: as_seen[key] for key in ("one_close", "all_equal")},
+        "mean_blocks": {
+            cell.name: digits(mean) for cell, mean in zip(cells, mirrored["mean_blocks"])
+        },
         "void_rate": {cell.name: digits(cell.void_rate) for cell in cells},
     }
 
 
-def _finished(cells: Sequence[CellNoise], protocol: dict[str, Any]) -> npt.NDArray[np.bool_]:
-    """(SIMULATIONS,): every block of every cell found a valid trial before the cap."""
-    rng = np.random.default_rng([protocol["decision"]["bootstrap_seed"], len(cells)])
+@dataclass(frozen=True)
+class _Runs:
+    """Simulated runs whose true improvement is 0.
+
+    ``cells``: what the rule looks at. ``finished``: bool (SIMULATIONS,), every block of every cell
+    found a valid trial before the cap. ``blocks``: mean number of blocks of each cell.
+    """
+
+    cells: list[rule.Bounds]
+    finished: npt.NDArray[np.bool_]
+    blocks: list[float]
+
+
+def _simulated(
+    cells: Sequence[CellNoise], signs: Sequence[float], protocol: dict[str, Any]
+) -> _Runs:
+    decision = protocol["decision"]
+    seed = decision["bootstrap_seed"]
+    voids = np.random.default_rng([seed, len(cells)])
     finished = np.ones(SIMULATIONS, np.bool_)
-    for cell in cells:
-        void = rng.random((SIMULATIONS, cell.blocks, protocol["gates"]["max_trials"]))
-        finished &= ~(void < cell.void_rate).all(axis=-1).any(axis=-1)
-    return finished
+    found, mean_blocks = [], []
+    for place, cell in enumerate(cells):
+        logs = _noise(cell, signs, np.random.default_rng([seed, place]))
+        blocks = np.full(SIMULATIONS, cell.cell["blocks"])
+        if cell.sizing is not None:
+            blocks = rule.blocks_wanted(logs[:, cell.sizing], cell.cell, decision)
+        mean, low = (np.empty(logs.shape[:2]) for _ in range(2))
+        for n in np.unique(blocks):
+            own = blocks == n
+            _, mean[own], low[own] = rule.bounds(cell.cell, logs[own, :, :n], decision)
+        found.append(rule.Bounds(cell.cell["role"], mean, low))
+        mean_blocks.append(float(blocks.mean()))
+        trials = (SIMULATIONS, cell.max_blocks, protocol["gates"]["max_trials"])
+        lost = (voids.random(trials) < cell.void_rate).all(axis=-1)
+        finished &= ~(lost & (np.arange(cell.max_blocks) < blocks[:, None])).any(axis=-1)
+    return _Runs(found, finished, mean_blocks)
 
 
 def _noise(
@@ -170,26 +214,30 @@ def _noise(
     """(SIMULATIONS, comparators, blocks) log ratios whose true mean is 0."""
     residuals = cell.logs - cell.logs.mean(axis=1, keepdims=True)
     seen = residuals.shape[1]
-    shape = (SIMULATIONS, cell.blocks)
+    shape = (SIMULATIONS, cell.max_blocks)
     drawn = residuals[:, rng.integers(0, seen, shape)] * rng.choice(signs, shape)
     return np.ascontiguousarray(drawn.swapaxes(0, 1)) * math.sqrt(seen / (seen - 1))
 
 
 def _arrangements(
-    noise: list[npt.NDArray[np.float64]],
+    runs: _Runs,
     closest: int,
-    finished: npt.NDArray[np.bool_],
     improvements: Sequence[float],
     decision: dict[str, Any],
 ) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name, kept in (("one_close", slice(closest, closest + 1)), ("all_equal", slice(None))):
         chances = []
         for improvement in improvements:
-            primary, *vetoes = (logs[:, kept] + math.log1p(improvement) for logs in noise)
-            chances.append(float((rule.adopts(primary, vetoes, decision) & finished).mean()))
+            # A true improvement moves every log ratio, and so mean and bound, by as much.
+            gain = math.log1p(improvement)
+            moved = [
+                rule.Bounds(c.role, c.mean[:, kept] + gain, c.low[:, kept] + gain)
+                for c in runs.cells
+            ]
+            chances.append(float((rule.adopts(moved, decision) & runs.finished).mean()))
         found[name] = {"adopt_probability": chances, "standard_error": _standard_errors(chances)}
-    return found
+    return {**found, "mean_blocks": runs.blocks}
 
 
 def _standard_errors(chances: Sequence[float]) -> list[float | None]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kvtrial import gates, stats
+from kvtrial import gates, rule, stats
 from kvtrial import protocol as registered
 
 
@@ -27,13 +27,27 @@ def cell_key(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 class Measured:
-    """tokens/s and latencies by (cell, candidate, block), from rows of valid blocks."""
+    """tokens/s and latencies by (cell, candidate, block), from rows of valid blocks.
+
+    Attributes
+    ----------
+    cells : list of dict
+        The profile's cells, as registered.
+    shapes : list of str
+        Head shapes whose attention was measured alone, such as ``9q3kv``.
+    """
 
     def __init__(self, rows: pd.DataFrame, protocol: dict[str, Any], profile: str) -> None:
         self.cells = registered.cells(protocol, profile)
         self._decision = protocol["decision"]
-        self._steps = self._by_cell(rows[rows["metric"] == "m2/step_ms"])
-        self._attention = self._by_cell(rows[rows["metric"] == "m1/attention_ms"])
+        self._steps = self._by_cell(
+            rows[(rows["stage"] == "m2") & (rows["metric"] == "m2/step_ms")]
+        )
+        attention = rows[rows["metric"] == "m1/attention_ms"]
+        self.shapes = sorted(set(attention["shape"]))
+        self._attention = {
+            shape: self._by_cell(attention[attention["shape"] == shape]) for shape in self.shapes
+        }
         sessions = {gates.cell_name(cell): cell["sessions"] for cell in self.cells}
         self._rates = {
             (cell, name): {block: _rate(steps, sessions[cell]) for block, steps in blocks.items()}
@@ -60,10 +74,24 @@ class Measured:
         """Block → tokens/s, total over total; NaN where a step time means nothing."""
         return self._rates.get((gates.cell_name(cell), name), {})
 
-    def attention_ms(self, cell: dict[str, Any], name: str) -> dict[int, float]:
-        """Block → median milliseconds of one attention region."""
-        blocks = self._attention.get((gates.cell_name(cell), name), {})
+    def attention_ms(self, cell: dict[str, Any], name: str, shape: str) -> dict[int, float]:
+        """Block → median milliseconds of one attention region of that head shape."""
+        blocks = self._attention[shape].get((gates.cell_name(cell), name), {})
         return {block: float(np.median(values)) for block, values in blocks.items()}
+
+    def blocks_wanted(self, cell: dict[str, Any]) -> int:
+        """How many blocks the cell is to have by its first ones; see `kvtrial.rule.blocks_wanted`.
+
+        The registered number where the registered contrast has no interval to judge by.
+        """
+        contrast = self._decision["precision"]
+        try:
+            logs = self.log_ratios(cell, contrast["to"], [contrast["from"]])[0]
+        except stats.Unusable:
+            return int(cell["blocks"])
+        if logs.size < cell["blocks"]:
+            return int(cell["blocks"])
+        return int(rule.blocks_wanted(logs, cell, self._decision))
 
     def log_ratios(
         self, cell: dict[str, Any], challenger: str, incumbents: Sequence[str]
@@ -99,8 +127,8 @@ class Measured:
             **cell_key(cell),
             "candidate": name,
             "n_blocks": len(rates),
-            "tokens_per_s": digits(float(np.exp(np.mean(np.log(rates))))),
         }
+        row["tokens_per_s"], row["tokens_per_s_ci95"] = self._over_blocks(np.array(rates))
         for label, share in (("p50", 0.50), ("p95", 0.95)):
             quantiles = np.array([np.quantile(steps, share) for steps in blocks.values()])
             row[f"step_ms_{label}"], row[f"step_ms_{label}_ci95"] = self._over_blocks(quantiles)
@@ -135,33 +163,37 @@ def paired_logs(top: dict[int, float], bottom: dict[int, float]) -> npt.NDArray[
 
 
 def contrast(
-    top: dict[int, float], bottom: dict[int, float], protocol: dict[str, Any]
+    top: dict[int, float],
+    bottom: dict[int, float],
+    protocol: dict[str, Any],
+    first: int | None = None,
 ) -> dict[str, Any]:
     """ratio top / bottom with its intervals, or the reason why there is none.
 
-    ``ci95`` decides. The three bootstraps are for show; ``drift_p`` tests the paired difference for
-    a slope over block order, and voids nothing.
+    ``ci95`` decides; ``first`` is how many blocks fixed the number of all, where that was open. The
+    three bootstraps are for show; ``drift_p`` tests the paired difference for a slope over block
+    order, and voids nothing.
     """
-    rule = protocol["decision"]
+    decision = protocol["decision"]
     try:
         logs = paired_logs(top, bottom)
-        interval = stats.t_interval(logs, rule["confidence"], rule["min_blocks"])
+        interval = stats.t_interval(logs, decision["confidence"], decision["min_blocks"], first)
     except stats.Unusable as problem:
-        return {"ratio": None, "ci95": None, "n_blocks": 0, "problem": str(problem)}
-    shown = {}
-    for key, method in (
-        ("bootstrap95", "percentile"),
-        ("bootstrap_bca95", "BCa"),
-        ("bootstrap_t95", "studentised"),
-    ):
-        bounds = stats.bootstrap_interval(
-            logs,
-            method=method,
-            confidence=rule["confidence"],
-            resamples=rule["bootstrap_resamples"],
-            seed=rule["bootstrap_seed"],
+        return _no_ratio(problem)
+    bootstraps = stats.bootstrap_intervals(
+        logs,
+        confidence=decision["confidence"],
+        resamples=decision["bootstrap_resamples"],
+        seed=decision["bootstrap_seed"],
+    )
+    shown = {
+        key: [digits(bootstraps[method].low), digits(bootstraps[method].high)]
+        for key, method in (
+            ("bootstrap95", "percentile"),
+            ("bootstrap_bca95", "BCa"),
+            ("bootstrap_t95", "studentised"),
         )
-        shown[key] = [digits(bounds.low), digits(bounds.high)]
+    }
     return {
         "ratio": digits(interval.ratio),
         "ci95": [digits(interval.low), digits(interval.high)],
@@ -169,3 +201,33 @@ def contrast(
         "drift_p": digits(stats.drift_p(logs, sorted(top))),
         "n_blocks": interval.n,
     }
+
+
+def unpaired_contrast(
+    top: dict[int, float], bottom: dict[int, float], protocol: dict[str, Any]
+) -> dict[str, Any]:
+    """ratio top / bottom of two conditions that share no process, with Welch's interval."""
+    decision = protocol["decision"]
+    try:
+        logs = [_logs(values) for values in (top, bottom)]
+        interval = stats.welch_interval(
+            logs[0], logs[1], decision["confidence"], decision["min_blocks"]
+        )
+    except stats.Unusable as problem:
+        return _no_ratio(problem)
+    return {
+        "ratio": digits(interval.ratio),
+        "ci95": [digits(interval.low), digits(interval.high)],
+        "n_blocks": interval.n,
+    }
+
+
+def _logs(values: dict[int, float]) -> npt.NDArray[np.float64]:
+    numbers = np.array(list(values.values()), np.float64)
+    if not (np.isfinite(numbers).all() and (numbers > 0).all()):
+        raise stats.NonFinite("a block has a value that is no positive number")
+    return np.log(numbers)
+
+
+def _no_ratio(problem: stats.Unusable) -> dict[str, Any]:
+    return {"ratio": None, "ci95": None, "n_blocks": 0, "problem": str(problem)}

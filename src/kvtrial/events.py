@@ -18,7 +18,8 @@ import pandas as pd
 COLUMNS: dict[str, tuple[str, str]] = {
     "protocol_sha256": ("string", "hash of the registered protocol"),
     "build_id": ("string", "hash of native sources, flags and compilers"),
-    "stage": ("string", "m1, m2, conformance, fp16_parity, direct_write, cold_tier"),
+    "binary_sha256": ("string", "hash of the compiled modules; empty where none was run"),
+    "stage": ("string", "run, conformance, fp16_parity, m1, m2, aa, direct_write, cold_tier"),
     "attempt": ("int64", "1 for the first; forcing a stage opens the next"),
     "block": ("int64", "replicate: one fresh process; -1 where a stage has none"),
     "trial": ("int64", "how often this block was run before, for void blocks"),
@@ -26,6 +27,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "context": ("int64", "filled positions; 0 where it has no meaning"),
     "sessions": ("int64", "concurrent sessions"),
     "threads": ("int64", "threads"),
+    "shape": ("string", "query and KV heads of m1's rows, such as 9q3kv; empty elsewhere"),
     "place": ("int64", "order of the arm within its block, from 0; -1 for the block itself"),
     "metric": ("string", "what was measured, with its unit as the last part of the name"),
     "index": ("int64", "step, iteration or repetition, from 0"),
@@ -37,6 +39,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 METRIC_CHARACTERS = re.compile(r"[^A-Za-z0-9_\-./: ]")
 
 _DEFAULTS: dict[str, Any] = {
+    "binary_sha256": "",
     "attempt": 1,
     "block": -1,
     "trial": 0,
@@ -44,6 +47,7 @@ _DEFAULTS: dict[str, Any] = {
     "context": 0,
     "sessions": 1,
     "threads": 1,
+    "shape": "",
     "place": -1,
     "index": 0,
     "value": float("nan"),

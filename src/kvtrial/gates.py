@@ -1,22 +1,60 @@
-"""Which blocks are valid: judged from the probes and the registered limits, never from results."""
+"""Which blocks are valid: judged by the registered limits, before anything is compared.
+
+Probes of the machine decide, and a check that each arm had warmed up, which compares an arm with
+itself only. How the arms compare with each other has no say, and nothing is trimmed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-#: probe metric -> (gate in the protocol, word for the reason, the better of two readings)
+_Columns = dict[str, npt.NDArray[Any]]
+_LOOKED_AT = ("metric", "candidate", "place", "index", "value", "text")
+
+#: Stages whose blocks are gated, and what their warm-up check looks at.
+TIMES = {"m1": "m1/attention_ms", "m2": "m2/step_ms", "aa": "m2/step_ms"}
+
+
+class Drift(NamedTuple):
+    """A probe that may move so much across a block. ``better``: of two readings moments apart."""
+
+    gate: str
+    word: str
+    better: Callable[[Any], float]
+    required: bool
+
+
 DRIFTS = {
-    "probe/read_gb_per_s": ("bandwidth_drift", "read bandwidth", "max"),
-    "probe/spin_ms": ("spin_drift", "spin time", "min"),
+    "probe/read_gb_per_s": Drift("bandwidth_drift", "read bandwidth", np.max, True),
+    "probe/spin_ms": Drift("spin_drift", "spin time", np.min, True),
+    # Not every machine says its clock.
+    "probe/frequency_mhz": Drift("frequency_drift", "CPU clock", np.max, False),
+}
+#: probe metric -> (gate, the reason; both numbers are put in)
+CEILINGS = {
+    "probe/steal_fraction": ("steal_fraction", "steal time was {:.1%}; at most {:.0%} is allowed"),
+    "probe/cpus_short": (
+        "cpus_short",
+        "other processes took {:.2f} CPUs that the arm needed; at most {:g} is allowed",
+    ),
+    "probe/throttled": ("throttled", "the CPU was throttled {:.0f} times; at most {:g} is allowed"),
 }
 
 
 def cell_name(cell: Any) -> str:
-    """``4096x1x1``: context, sessions, threads. Takes anything with those keys."""
-    return f"{cell['context']}x{cell['sessions']}x{cell['threads']}"
+    """``4096x1x1``: context, sessions, threads; ``4096x1x1-14q2kv`` where a head shape is named.
+
+    Takes anything with those keys.
+    """
+    name = f"{cell['context']}x{cell['sessions']}x{cell['threads']}"
+    shape = cell.get("shape", "")
+    return f"{name}-{shape}" if shape else name
 
 
 @dataclass(frozen=True)
@@ -40,41 +78,85 @@ def void_reason(block_rows: pd.DataFrame, limits: dict[str, Any]) -> str | None:
     the better of the two is the reading there, so that a probe which was itself interrupted does
     not void a block. The move is that of the largest reading over the smallest.
     """
-    for metric, (gate, word, better) in DRIFTS.items():
-        rows = block_rows[block_rows["metric"] == metric]
-        if rows.empty or rows["value"].isna().any() or (rows["value"] <= 0).any():
-            return f"no usable {word} probe"
-        readings = rows["value"].groupby(rows["place"] + rows["index"]).agg(better)
-        drift = float(readings.max() / readings.min() - 1.0)
-        if drift > limits[gate]:
-            return f"{word} moved by {drift:.1%}; at most {limits[gate]:.0%} is allowed"
-    steal = block_rows.loc[block_rows["metric"] == "probe/steal_fraction", "value"].dropna()
-    if len(steal) and float(steal.max()) > limits["steal_fraction"]:
-        return (
-            f"steal time was {steal.max():.1%}; at most {limits['steal_fraction']:.0%} is allowed"
-        )
+    # Plain arrays: a run has hundreds of trials, and each is asked a dozen questions.
+    columns = {name: block_rows[name].to_numpy() for name in _LOOKED_AT}
+    for metric, drift in DRIFTS.items():
+        own = columns["metric"] == metric
+        values = columns["value"][own]
+        if not len(values) and not drift.required:
+            continue
+        if not len(values) or not (values > 0).all():
+            return f"no usable {drift.word} probe"
+        moments = (columns["place"] + columns["index"])[own]
+        readings = [drift.better(values[moments == moment]) for moment in np.unique(moments)]
+        moved = float(max(readings) / min(readings) - 1.0)
+        if moved > limits[drift.gate]:
+            return f"{drift.word} moved by {moved:.1%}; at most {limits[drift.gate]:.0%} is allowed"
+    for metric, (gate, text) in CEILINGS.items():
+        values = columns["value"][columns["metric"] == metric]
+        if len(values) and float(values.max()) > limits[gate]:
+            return text.format(float(values.max()), limits[gate])
+    return _unequal_surroundings(columns) or _not_warm(columns, limits["warmup_excess"])
+
+
+def _unequal_surroundings(columns: _Columns) -> str | None:
+    """Thread settings and CPU affinity have to be the same in every arm."""
+    found: dict[str, set[str]] = {}
+    for metric, text, value in zip(columns["metric"], columns["text"], columns["value"]):
+        if metric.startswith("env/"):
+            found.setdefault(metric, set()).add(text or str(value))
+    for metric, values in found.items():
+        if len(values) > 1:
+            return f"{metric} differed between arms: {', '.join(sorted(values))}"
+    return None
+
+
+def _not_warm(columns: _Columns, limit: float) -> str | None:
+    """An arm whose first counted steps are still slow was not warm: the warm-up is the same for all,
+    so it is the block that goes, not the arm that gets a longer one."""
+    timed = np.isin(columns["metric"], list(set(TIMES.values())))
+    if not timed.any() or columns["index"][timed].max() < 3:  # no quarter to look at
+        return None
+    for name in np.unique(columns["candidate"][timed]):
+        own = timed & (columns["candidate"] == name)
+        steps = columns["value"][own][np.argsort(columns["index"][own])]
+        quarter = len(steps) // 4
+        excess = float(np.median(steps[:quarter]) / np.median(steps[quarter:])) - 1
+        if excess > limit:
+            return (
+                f"{name} was not warm: its first {quarter} counted steps took {excess:.0%} longer "
+                f"than the rest; at most {limit:.0%} is allowed"
+            )
     return None
 
 
 def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> Judged:
     """Keep each block's first valid trial, and name the cells where the cap was reached."""
     limits = protocol["gates"]
-    rows = events[events["stage"].isin(["m1", "m2"])]
-    valid: list[pd.DataFrame] = []
-    broken: dict[str, str] = {}
+    rows = events[events["stage"].isin(set(TIMES))]
+    valid: list[Any] = []
+    broken = {
+        cell_name(row): str(row["text"])
+        for _, row in rows[(rows["stage"] == "m2") & (rows["metric"] == "cell/skipped")].iterrows()
+    }
     summary: dict[str, Any] = {}
-    keys = ["stage", "context", "sessions", "threads", "block"]
-    for (stage, context, sessions, threads, block), own in rows[rows["block"] >= 0].groupby(keys):
-        name = cell_name({"context": context, "sessions": sessions, "threads": threads})
+    keys = ["stage", "context", "sessions", "threads", "shape", "block"]
+    looked_at = rows[list(_LOOKED_AT)].astype(
+        dict.fromkeys(("metric", "candidate", "text"), object)
+    )
+    for (stage, *cell, block), own in rows[rows["block"] >= 0].groupby(keys)["trial"]:
+        name = cell_name(dict(zip(keys[1:], cell)))
         count = summary.setdefault(str(stage), {}).setdefault(name, {"valid": 0, "void": 0})
         reason = None
-        for _, trial in own.groupby("trial"):
-            reason = void_reason(trial, limits)
+        for trial in sorted(set(own)):
+            places = own.index[own == trial]
+            reason = void_reason(looked_at.loc[places], limits)
             if reason is None:
                 count["valid"] += 1
-                valid.append(trial)
+                valid.append(places)
                 break
             count["void"] += 1
         if reason is not None and stage == "m2":
             broken[name] = f"block {block} is void: {reason}"
-    return Judged(pd.concat(valid, ignore_index=True) if valid else rows.iloc[0:0], broken, summary)
+    kept: Any = np.concatenate(valid) if valid else []
+    return Judged(rows.loc[kept].reset_index(drop=True), broken, summary)

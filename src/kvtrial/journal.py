@@ -40,6 +40,11 @@ class Attempt:
         """Whether the stage wrote its table after this attempt was complete."""
         return (self._folder / f"{_PUBLISHED}.json").is_file()
 
+    @property
+    def published_at(self) -> float:
+        """When that was, in seconds since the epoch."""
+        return (self._folder / f"{_PUBLISHED}.json").stat().st_mtime
+
     def has(self, unit: str) -> bool:
         """Whether that unit is finished."""
         return self._path(unit).is_file()
@@ -123,6 +128,10 @@ class Journal:
             if (match := _ATTEMPT.fullmatch(path.name))
         ]
         return [Attempt(self._folder / f"attempt-{n}", n) for n in sorted(numbers)]
+
+    def published_since(self, moment: float) -> bool:
+        """Whether an attempt was published after ``moment``, in seconds since the epoch."""
+        return any(a.published and a.published_at > moment for a in self.attempts())
 
     def attempt(self) -> Attempt:
         """The last attempt if it is not published yet, else the next one."""

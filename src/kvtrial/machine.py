@@ -109,6 +109,40 @@ def cgroup_cpu_quota() -> float | None:
     return None
 
 
+def available_memory_bytes() -> int:
+    """Bytes that a process could take now: what is free, inside the control group's limit."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    limit = _read(Path("/sys/fs/cgroup/memory.max"))
+    used = _read(Path("/sys/fs/cgroup/memory.current"))
+    if not (limit.isdigit() and used.isdigit()):
+        return available
+    # The page cache is the group's too, and goes when memory is wanted.
+    cached = re.search(r"^file (\d+)$", _read(Path("/sys/fs/cgroup/memory.stat")), re.MULTILINE)
+    left = int(limit) - int(used) + (int(cached[1]) if cached else 0)
+    return max(0, min(available, left))
+
+
+def throttle_events() -> int | None:
+    """How often the CPUs were throttled by heat, and this control group by its quota, so far.
+
+    None where neither the kernel nor the control group counts it.
+    """
+    counts = [
+        int(text)
+        for path in Path("/sys/devices/system/cpu").glob(
+            "cpu[0-9]*/thermal_throttle/*_throttle_count"
+        )
+        if (text := _read(path)).isdigit()
+    ]
+    for line in _read(Path("/sys/fs/cgroup/cpu.stat")).splitlines():
+        key, _, value = line.partition(" ")
+        if key == "nr_throttled" and value.isdigit():
+            counts.append(int(value))
+    return sum(counts) if counts else None
+
+
 def record() -> dict[str, Any]:
     """The full machine record, JSON-safe; None or an empty value where the system doesn't say.
 

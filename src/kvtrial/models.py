@@ -6,7 +6,6 @@ with the size and time of the file it was taken from, so that loading does not h
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import shutil
@@ -17,10 +16,9 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import yaml
 
-from kvtrial import paths
+from kvtrial import paths, schemas
 from kvtrial.engine.errors import (
     ModelFetchFailed,
     ModelHashMismatch,
@@ -37,25 +35,12 @@ if TYPE_CHECKING:
 SCHEMA_NAME = "models.schema.yaml"
 
 
-@functools.cache
-def _schema() -> dict[str, Any]:
-    root = paths.checkout()
-    folder = root / "workflow" / "schemas" if root else paths.PACKAGE / "schemas"
-    schema: dict[str, Any] = yaml.safe_load((folder / SCHEMA_NAME).read_text(encoding="utf-8"))
-    return schema
-
-
 def registered() -> dict[str, dict[str, Any]]:
     """Entries of config/models.yaml by name; `ModelsConfigInvalid` names the wrong key and value."""
-    source = paths.config_dir() / "models.yaml"
+    source = paths.config_file("models.yaml")
     parsed = yaml.safe_load(source.read_text(encoding="utf-8"))
-    validator = jsonschema.Draft202012Validator(_schema())
-    error = jsonschema.exceptions.best_match(validator.iter_errors(parsed))
-    if error is not None:
-        key = ".".join(str(part) for part in error.absolute_path) or "the file"
-        raise ModelsConfigInvalid(
-            f"{source}: {key}: {error.message}; see workflow/schemas/{SCHEMA_NAME}"
-        )
+    if (error := schemas.first_error(parsed, SCHEMA_NAME)) is not None:
+        raise ModelsConfigInvalid(f"{source}: {error}")
     models: dict[str, dict[str, Any]] = parsed["models"]
     return models
 

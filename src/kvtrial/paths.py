@@ -1,4 +1,8 @@
-"""Where things lie: the checkout, the configuration, the data. Nothing here creates anything."""
+"""Where things lie: the checkout, the configuration, the data. Nothing here creates anything.
+
+Away from a checkout the package brings config/ and the schemas with it; what a user writes (a
+selection, models of their own) lies in their configuration folder and comes first.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,26 @@ def config_dir() -> Path:
         return Path(chosen)
     root = checkout()
     return root / "config" if root else user_dir("config")
+
+
+def config_file(name: str) -> Path:
+    """A file of the configuration: the one in `config_dir`, else the one that the package brings."""
+    own = config_dir() / name
+    root = checkout()
+    return own if own.is_file() else (root or PACKAGE) / "config" / name
+
+
+def selection_file() -> Path:
+    """Where the adopted outcome is read: ``$KVTRIAL_SELECTION``, else `config_dir`/selection.yaml."""
+    if chosen := os.environ.get("KVTRIAL_SELECTION"):
+        return Path(chosen)
+    return config_dir() / "selection.yaml"
+
+
+def schema_dir() -> Path:
+    """The schemas of protocol and models."""
+    root = checkout()
+    return root / "workflow" / "schemas" if root else PACKAGE / "schemas"
 
 
 def results_dir() -> Path:

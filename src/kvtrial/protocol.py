@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 
-from kvtrial import paths
+from kvtrial import schemas
 
 SCHEMA_NAME = "protocol.schema.yaml"
 
@@ -20,34 +18,35 @@ class ProtocolError(ValueError):
     """The protocol file is not what its schema allows; the message names key, value and schema."""
 
 
-@functools.cache
-def _schema() -> dict[str, Any]:
-    folder = paths.PACKAGE / "schemas"
-    root = paths.checkout()
-    if root is not None:
-        folder = root / "workflow" / "schemas"
-    schema: dict[str, Any] = yaml.safe_load((folder / SCHEMA_NAME).read_text(encoding="utf-8"))
-    return schema
-
-
 def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
     """The protocol itself, or `ProtocolError` for the first thing that the schema does not allow."""
-    validator = jsonschema.Draft202012Validator(_schema())
-    for error in sorted(validator.iter_errors(protocol), key=lambda e: list(map(str, e.path))):
-        key = ".".join(str(p) for p in error.path) or "(top level)"
-        raise ProtocolError(f"{source}: {key}: {error.message}; see workflow/schemas/{SCHEMA_NAME}")
+    if (error := schemas.first_error(protocol, SCHEMA_NAME)) is not None:
+        raise ProtocolError(f"{source}: {error}")
     checked: dict[str, Any] = protocol
     listed = checked["candidates"]
     rule = checked["decision"]
-    for key in ("challengers", "incumbents", "profiles"):
-        for name in rule[key]:
+    named = [(f"decision.{key}", rule[key]) for key in ("challengers", "incumbents", "profiles")]
+    named.append(("aa.candidate", [checked["aa"]["candidate"]]))
+    for key, names in named:
+        for name in names:
             if name not in listed:
                 raise ProtocolError(
-                    f"{source}: decision.{key}: {name!r} is not among candidates {listed}; add it "
-                    "there or take it out here"
+                    f"{source}: {key}: {name!r} is not among candidates {listed}; add it there or "
+                    "take it out here"
                 )
     if [c["role"] for c in checked["cells"]].count("primary") != 1:
         raise ProtocolError(f"{source}: cells: exactly one cell has role 'primary'")
+    if checked["page_tokens"] not in checked["conformance"]["page_tokens"]:
+        raise ProtocolError(
+            f"{source}: conformance.page_tokens: {checked['page_tokens']} is measured and not among "
+            f"{checked['conformance']['page_tokens']}; what is timed has passed at its own page size"
+        )
+    for index, cell in enumerate(checked["cells"]):
+        if "max_blocks" in cell and not 2 <= cell["blocks"] <= cell["max_blocks"]:
+            raise ProtocolError(
+                f"{source}: cells.{index}: blocks {cell['blocks']} and max_blocks "
+                f"{cell['max_blocks']}; allowed: 2 <= blocks <= max_blocks"
+            )
     return checked
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,27 +44,69 @@ def passes(role: str, mean: Logs, low: Logs, decision: dict[str, Any]) -> npt.ND
     return mean >= math.log1p(-decision["veto_regression"]) - slack
 
 
-def adopts(
-    primary: Logs, vetoes: Sequence[Logs], decision: dict[str, Any]
-) -> npt.NDArray[np.bool_]:
-    """Whether the challenger is adopted.
+def blocks_wanted(
+    logs: Logs, cell: dict[str, Any], decision: dict[str, Any]
+) -> npt.NDArray[np.int64]:
+    """How many blocks a cell is to have, from the spread of its first ones; never from their mean.
+
+    So many that the interval of the registered contrast would be as narrow as registered, were the
+    spread that of the first ``blocks``; at most ``max_blocks``, and in steps of two, since blocks come
+    in mirrored pairs.
 
     Parameters
     ----------
-    primary : ndarray of float64, shape (..., comparators, blocks)
-        log(challenger / comparator) of tokens/s by block, in the primary cell.
-    vetoes : sequence of ndarray of float64, shape (..., comparators, blocks of that cell)
-        The same for each veto cell.
+    logs : ndarray of float64, shape (..., at least cell["blocks"])
+        Log ratios of the registered contrast by block; only the first ``blocks`` are looked at.
+    cell : dict
+        A cell of the protocol.
+    decision : dict
+        The protocol's ``decision``; ``precision.half_width`` is of the log ratio.
+
+    Returns
+    -------
+    ndarray of int64, shape (...)
+    """
+    first = cell["blocks"]
+    most = cell.get("max_blocks", first)
+    if most == first:
+        return np.full(logs.shape[:-1], first, np.int64)
+    spread = logs[..., :first].std(axis=-1, ddof=1)
+    quantile = stats.t_quantile(first - 1, decision["confidence"])
+    wanted = np.ceil((quantile * spread / decision["precision"]["half_width"]) ** 2)
+    wanted += (wanted - first) % 2
+    return np.clip(wanted, first, most).astype(np.int64)
+
+
+class Bounds(NamedTuple):
+    """What the rule looks at in one cell: log means and lower bounds, float64 (..., comparators)."""
+
+    role: str
+    mean: Logs
+    low: Logs
+
+
+def bounds(cell: dict[str, Any], logs: Logs, decision: dict[str, Any]) -> Bounds:
+    """Bounds of a cell's log ratios challenger / comparator, shape (..., comparators, blocks).
+
+    A cell with more blocks than ``blocks`` got them by `blocks_wanted`; its interval allows for it.
+    """
+    mean, low, _ = stats.t_bounds(logs, decision["confidence"], cell["blocks"])
+    return Bounds(cell["role"], mean, low)
+
+
+def adopts(cells: Sequence[Bounds], decision: dict[str, Any]) -> npt.NDArray[np.bool_]:
+    """Whether the challenger is adopted: every contrast passes in every judged cell.
+
+    Parameters
+    ----------
+    cells : sequence of Bounds
+        The primary cell and the veto cells.
     decision : dict
         The protocol's ``decision``.
 
     Returns
     -------
     ndarray of bool, shape (...)
-        True where every contrast passes in every cell.
     """
-    adopted = np.ones(primary.shape[:-2], np.bool_)
-    for role, logs in [("primary", primary), *(("veto", veto) for veto in vetoes)]:
-        mean, low, _ = stats.t_bounds(logs, decision["confidence"])
-        adopted &= passes(role, mean, low, decision).all(axis=-1)
-    return adopted
+    passed = [passes(c.role, c.mean, c.low, decision).all(axis=-1) for c in cells]
+    return np.logical_and.reduce(passed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,7 +21,11 @@ from kvtrial import build, machine, models, paths, protocol
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 PROFILES = ("default", "full")
 #: Whose events the verdict reads, in the order in which they run.
-STAGES = ("run", "conformance", "fp16_parity", "m1", "direct_write", "cold_tier", "m2")
+STAGES = ("run", "conformance", "fp16_parity", "m1", "direct_write", "cold_tier", "aa", "m2")
+
+
+#: Inherited by every process of a pipeline.
+_STARTED = "KVTRIAL_PIPELINE_STARTED"
 
 
 class ConfigError(ValueError):
@@ -39,10 +44,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def prepare_environment() -> None:
-    """Switch dependencies' telemetry off and let ``python`` in a rule be this interpreter.
+    """Switch telemetry off, let ``python`` in a rule be this interpreter, note when this began.
 
     To be called before mlflow or huggingface_hub is imported; child processes inherit it.
     """
+    os.environ.setdefault(_STARTED, repr(time.time()))
     os.environ["DO_NOT_TRACK"] = "1"
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -50,6 +56,11 @@ def prepare_environment() -> None:
     path = os.environ.get("PATH", "")
     if path.split(os.pathsep)[0] != folder:
         os.environ["PATH"] = os.pathsep.join([folder, path])
+
+
+def pipeline_start() -> float:
+    """When the pipeline that this process belongs to began, in seconds since the epoch."""
+    return float(os.environ.get(_STARTED) or time.time())
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,11 @@ class Run:
     def protocol_json(self) -> Path:
         """The protocol as it is run."""
         return self.dir / "protocol.json"
+
+    @property
+    def estimate(self) -> Path:
+        """How long each stage was said to take."""
+        return self.dir / "estimate.json"
 
     @property
     def workload(self) -> Path:

@@ -41,6 +41,38 @@ def _error_rates(found: dict[str, Any]) -> Any:
     return table
 
 
+def _same_twice(found: dict[str, Any]) -> Text:
+    """The A/A result in a line."""
+    said = f"A/A, {found['candidate']} registered twice: {_ratio(found)}"
+    if found["covers_1"] is None:
+        return Text(said)
+    return Text(f"{said} over {found['n_blocks']} blocks; {_covers(found)}")
+
+
+def _covers(found: dict[str, Any]) -> str:
+    return "covers 1" if found["covers_1"] else "DOES NOT cover 1, as one run in twenty by chance"
+
+
+def _attribution(rows: list[dict[str, Any]]) -> Table:
+    """The hypotheses, decode with the model and attention alone at each head shape."""
+    table = Table(title="Where it comes from: ratio [95% interval]", title_justify="left")
+    for name in ("", "from → to", "what", "heads"):
+        table.add_column(name)
+    contexts = sorted({row["context"] for row in rows})
+    for context in contexts:
+        table.add_column(f"{context:,}", justify="right")
+    lines: dict[tuple[str, ...], dict[int, str]] = {}
+    for row in rows:
+        if row["sessions"] > 1 or row["from_threads"] != 1:
+            continue
+        what = "decode" if row["metric"] == "m2/tokens_per_s" else "attention"
+        key: tuple[str, ...] = (row["id"], f"{row['from']} → {row['to']}", what, row["shape"])
+        lines.setdefault(key, {})[row["context"]] = "-" if row["ratio"] is None else _ratio(row)
+    for line, found in sorted(lines.items(), key=lambda one: (one[0][0], one[0][2] != "decode")):
+        table.add_row(*line, *(found.get(context, "") for context in contexts))
+    return table
+
+
 def render(verdict: dict[str, Any]) -> Group:
     """What verdict.json holds, as rich tables: the outcome first, then what it rests on."""
     hot, cold = verdict["hot"], verdict["cold"]
@@ -78,6 +110,11 @@ def render(verdict: dict[str, Any]) -> Group:
         parts.append(table)
 
     parts.append(_error_rates(verdict["characteristics"]))
+    parts.append(_same_twice(verdict["aa"]))
+    if verdict["hypotheses"]:
+        parts.append(_attribution(verdict["hypotheses"]))
+    for row in verdict["skipped"]:
+        parts.append(Text(f"Left out of {row['stage']}: cell {row['cell']}: {row['reason']}"))
 
     out = {name: reasons for name, reasons in verdict["eligibility"].items() if reasons}
     if out:

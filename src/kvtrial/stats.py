@@ -99,7 +99,7 @@ def check(log_ratios: npt.ArrayLike, min_blocks: int) -> npt.NDArray[np.float64]
 
 
 def t_bounds(
-    logs: npt.NDArray[np.float64], confidence: float
+    logs: npt.NDArray[np.float64], confidence: float, first: int | None = None
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Mean and two-sided t bounds over the last axis.
 
@@ -109,6 +109,10 @@ def t_bounds(
         Log ratios by block, n >= 2, all finite.
     confidence : float
         0.95 for a 95% interval.
+    first : int, optional
+        How many of the blocks fixed the number of all, see `kvtrial.rule.blocks_wanted`. The interval
+        is then the wider of two: with the spread of those alone, which covers exactly whatever number
+        they asked for (Stein, Annals of Mathematical Statistics 16, 1945), and with that of all.
 
     Returns
     -------
@@ -117,24 +121,60 @@ def t_bounds(
     """
     n = logs.shape[-1]
     mean = logs.mean(axis=-1)
-    constant = np.ptp(logs, axis=-1) <= 1e-12 * np.maximum(1.0, np.abs(logs).max(axis=-1))
-    half = _t_quantile(n - 1, confidence) * logs.std(axis=-1, ddof=1) / math.sqrt(n)
-    half = np.where(constant, 0.0, half)
+    half = _half_width(logs, n, confidence)
+    if first is not None and first < n:
+        half = np.maximum(half, _half_width(logs[..., :first], n, confidence))
     return mean, mean - half, mean + half
 
 
+def _half_width(
+    logs: npt.NDArray[np.float64], n: int, confidence: float
+) -> npt.NDArray[np.float64]:
+    """Half-width of the interval of a mean of ``n``, with the spread of ``logs`` (..., seen)."""
+    seen = logs.shape[-1]
+    constant = np.ptp(logs, axis=-1) <= 1e-12 * np.maximum(1.0, np.abs(logs).max(axis=-1))
+    half = t_quantile(seen - 1, confidence) * logs.std(axis=-1, ddof=1) / math.sqrt(n)
+    return np.where(constant, 0.0, half)
+
+
 @functools.cache
-def _t_quantile(freedom: int, confidence: float) -> float:
+def t_quantile(freedom: float, confidence: float) -> float:
+    """What a t variable stays within, on both sides, with probability ``confidence``."""
     return float(special.stdtrit(freedom, 0.5 + confidence / 2))
 
 
 def t_interval(
-    log_ratios: npt.ArrayLike, confidence: float = 0.95, min_blocks: int = 2
+    log_ratios: npt.ArrayLike,
+    confidence: float = 0.95,
+    min_blocks: int = 2,
+    first: int | None = None,
 ) -> Interval:
-    """Two-sided t interval of the mean log ratio, as ratios. Constant input gives [x, x]."""
+    """Two-sided t interval of the mean log ratio, as ratios. Constant input gives [x, x].
+
+    ``first`` is that of `t_bounds`.
+    """
     values = check(log_ratios, min_blocks)
-    mean, low, high = (float(bound) for bound in t_bounds(values, confidence))
+    mean, low, high = (float(bound) for bound in t_bounds(values, confidence, first))
     return Interval(math.exp(mean), math.exp(low), math.exp(high), values.size)
+
+
+def welch_interval(
+    top: npt.ArrayLike, bottom: npt.ArrayLike, confidence: float = 0.95, min_blocks: int = 2
+) -> Interval:
+    """Interval of exp(mean(top) - mean(bottom)) for logs of two sets of blocks that share none.
+
+    For conditions that can't run in one process, such as one thread and all of them. The variances
+    may differ (Welch's t interval); ``n`` counts the smaller set.
+    """
+    sides = [check(logs, min_blocks) for logs in (top, bottom)]
+    difference = float(sides[0].mean() - sides[1].mean())
+    shares = [float(side.var(ddof=1)) / side.size for side in sides]
+    half = 0.0
+    if (variance := sum(shares)) > 0:
+        freedom = variance**2 / sum(v * v / (s.size - 1) for v, s in zip(shares, sides))
+        half = t_quantile(freedom, confidence) * math.sqrt(variance)
+    low, ratio, high = (math.exp(x) for x in (difference - half, difference, difference + half))
+    return Interval(ratio, low, high, min(side.size for side in sides))
 
 
 def drift_p(log_ratios: npt.ArrayLike, blocks: Sequence[int]) -> float | None:
@@ -154,48 +194,57 @@ def drift_p(log_ratios: npt.ArrayLike, blocks: Sequence[int]) -> float | None:
     return float(2 * special.stdtr(freedom, -abs(r) * math.sqrt(freedom / (1 - r * r))))
 
 
-#: bootstrap methods that `bootstrap_interval` knows
+#: methods of `bootstrap_intervals`
 BOOTSTRAPS = ("percentile", "BCa", "studentised")
 
 
 @functools.lru_cache(maxsize=8)
 def _resamples(n: int, resamples: int, seed: int) -> npt.NDArray[np.int64]:
-    """Indices (resamples, n), drawn as `scipy.stats.bootstrap` draws them."""
-    drawn = np.random.default_rng(seed).integers(0, n, (resamples, n))
+    """Indices (n, resamples), drawn as `scipy.stats.bootstrap` draws them."""
+    drawn = np.random.default_rng(seed).integers(0, n, (resamples, n)).T.copy()
     drawn.setflags(write=False)
     return drawn
 
 
-def bootstrap_interval(
+def bootstrap_intervals(
     log_ratios: npt.ArrayLike,
     *,
-    method: str = "BCa",
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
-) -> Interval:
-    """Bootstrap over blocks, for show beside the t interval.
+) -> dict[str, Interval]:
+    """Bootstraps over blocks, for show beside the t interval; method → interval.
 
-    ``method`` is one of `BOOTSTRAPS`; "studentised" is the bootstrap-t of Efron and Tibshirani, An
+    The methods are those of `BOOTSTRAPS`; "studentised" is the bootstrap-t of Efron and Tibshirani, An
     Introduction to the Bootstrap, section 12.5. A bound is NaN where the method has none (BCa of
     blocks whose resampled means all lie on one side, a studentised resample of equal blocks so
     frequent that it is the quantile).
     """
-    if method not in BOOTSTRAPS:
-        raise ValueError(f"bootstrap method {method!r}; one of {', '.join(BOOTSTRAPS)} is known")
     values = check(log_ratios, 2)
     mean, low, high = (float(bound) for bound in t_bounds(values, confidence))
+    bounds = dict.fromkeys(BOOTSTRAPS, (low, high))
     if low < high:
         drawn = values[_resamples(values.size, resamples, seed)]
-        means = drawn.mean(axis=1)
+        means = drawn.mean(axis=0)
         tails = np.array([0.5 - confidence / 2, 0.5 + confidence / 2])
-        if method == "studentised":
-            low, high = _studentised(values, drawn, means, tails)
-        else:
-            if method == "BCa":
-                tails = _bca_tails(values, means, tails)
-            low, high = np.quantile(means, tails) if np.isfinite(tails).all() else (np.nan, np.nan)
-    return Interval(math.exp(mean), math.exp(low), math.exp(high), values.size)
+        bounds = {
+            "percentile": _quantiles(means, tails),
+            "BCa": _quantiles(means, _bca_tails(values, means, tails)),
+            "studentised": _studentised(values, drawn, means, tails),
+        }
+    return {
+        method: Interval(math.exp(mean), math.exp(low), math.exp(high), values.size)
+        for method, (low, high) in bounds.items()
+    }
+
+
+def _quantiles(
+    means: npt.NDArray[np.float64], tails: npt.NDArray[np.float64]
+) -> tuple[float, float]:
+    if not np.isfinite(tails).all():
+        return math.nan, math.nan
+    low, high = np.quantile(means, tails)
+    return float(low), float(high)
 
 
 def _studentised(
@@ -205,7 +254,7 @@ def _studentised(
     tails: npt.NDArray[np.float64],
 ) -> tuple[float, float]:
     # Resamples of one block alone have no spread: their t is infinite, which puts them in the tails.
-    errors = drawn.std(axis=1, ddof=1)
+    errors = drawn.std(axis=0, ddof=1)
     shift = means - values.mean()
     spread = errors > 1e-12 * np.abs(values).max()
     t = np.divide(shift, errors, out=np.copysign(np.full_like(shift, np.inf), shift), where=spread)
@@ -223,7 +272,10 @@ def _bca_tails(
     tails: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
     """The shares of the resampled means that bound the bias-corrected and accelerated interval."""
-    below = ((means < values.mean()).mean() + (means <= values.mean()).mean()) / 2
+    # A resample that is a permutation of the blocks has their mean, but for the order of rounding.
+    apart_by = means - values.mean()
+    tied = np.abs(apart_by) <= 1e-12 * max(1.0, float(np.abs(values).max()))
+    below = ((apart_by < 0) & ~tied).mean() + tied.mean() / 2
     if not 0 < below < 1:
         return np.full_like(tails, np.nan)
     bias = special.ndtri(below)

@@ -287,13 +287,15 @@ def _log_stage(store: _Store, stage: str) -> None:
         store.artifact(stage_run, table)
         newest = frame[frame["attempt"] == frame["attempt"].max()]
         store.client.set_tag(stage_run, "kvtrial.attempt", str(int(newest["attempt"].max())))
-        keys = ["candidate", "context", "sessions", "threads"]
-        for (name, context, sessions, threads), rows in newest.groupby(keys):
+        keys = ["candidate", "context", "sessions", "threads", "shape"]
+        for (name, context, sessions, threads, shape), rows in newest.groupby(keys):
             if name == "machine":
                 continue
             title = f"{stage} {name}" + (f" @{context}" if context else "")
             if sessions > 1 or threads > 1:
                 title += f" {sessions}s{threads}t"
+            if shape:
+                title += f" {shape}"
             child = store.child(
                 title,
                 stage_run,
@@ -303,6 +305,7 @@ def _log_stage(store: _Store, stage: str) -> None:
                 context=str(context),
                 sessions=str(sessions),
                 threads=str(threads),
+                shape=str(shape),
                 protocol_sha256=str(rows["protocol_sha256"].iloc[0]),
                 machine=store.machine,
             )
@@ -391,6 +394,10 @@ def _log_verdict(store: _Store) -> None:
         found.get("true_improvement", []), found["adopt_probability"] or []
     ):
         rows += [(f"characteristics/adopt_probability_at_{improvement:.3f}", chance, 0)]
+    if verdict["aa"]["ratio"] is not None:
+        low, high = verdict["aa"]["ci95"]
+        rows += [("aa/ratio", verdict["aa"]["ratio"], 0), ("aa/ratio.low", low, 0)]
+        rows += [("aa/ratio.high", high, 0), ("aa/covers_1", float(verdict["aa"]["covers_1"]), 0)]
     store.metrics(run, rows)
     for name in ("verdict.json", "report.html", "manifest.json", "protocol.json"):
         store.artifact(run, store.run_dir / name)

@@ -21,7 +21,7 @@ def load_text(path: str | Path | None = None) -> str:
     path : path, optional
         By default config/workload/devils-dictionary.txt.
     """
-    path = Path(path) if path is not None else paths.config_dir() / "workload" / TEXT_NAME
+    path = Path(path) if path is not None else paths.config_file(f"workload/{TEXT_NAME}")
     raw = path.read_bytes()
     found = hashlib.sha256(raw).hexdigest()
     if found != TEXT_SHA256:

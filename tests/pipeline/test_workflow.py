@@ -9,7 +9,18 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-CHAIN = {"build", "model", "manifest", "workload", "conformance", "fp16_parity", "m1", "m2"}
+CHAIN = {
+    "build",
+    "model",
+    "manifest",
+    "estimate",
+    "aa",
+    "workload",
+    "conformance",
+    "fp16_parity",
+    "m1",
+    "m2",
+}
 CHAIN |= {"direct_write", "cold_tier", "verdict"}
 
 
@@ -53,7 +64,8 @@ def test_the_build_alone_needs_nothing_else(snakemake):
 
 
 def test_measuring_stages_take_the_machine_and_never_retry():
-    measuring = {"m1", "m2", "direct_write", "cold_tier", "fp16_parity", "workload", "peers"}
+    measuring = {"estimate", "workload", "fp16_parity", "m1", "m2", "aa", "direct_write"}
+    measuring |= {"cold_tier", "peers"}
     for path in (ROOT / "workflow" / "rules").glob("*.smk"):
         text = path.read_text(encoding="utf-8")
         assert ("machine=1" in text) == (path.stem in measuring), path.name

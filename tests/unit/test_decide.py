@@ -10,9 +10,9 @@ import math
 import pandas as pd
 import pytest
 from rich.console import Console
-from trial_events import REGISTERED, flat, trial
+from trial_events import REGISTERED, flat, row, trial, with_rows
 
-from kvtrial import events, gates, protocol
+from kvtrial import protocol
 from kvtrial.decide import ADOPT, INCONCLUSIVE, KEEP, MixedProtocol, Verdict, decide
 from kvtrial.show import print_verdict
 
@@ -118,10 +118,10 @@ def test_a_failed_conformance_test_makes_a_fast_arm_ineligible_and_listed() -> N
 
 
 def test_a_parity_mismatch_is_ineligible_and_a_tie_is_not() -> None:
-    good = list(range(600))
-    bad = [*good[:599], 7]
-    far = [9.0] * 600
-    near = [*far[:599], 0.001]
+    good = list(range(520))
+    bad = [*good[:519], 7]
+    far = [9.0] * 520
+    near = [*far[:519], 0.001]
     assert run(flat(**BASE, K3=5.0, K4=22.0), tokens={"K3": bad}, margins=far).outcome == KEEP
     verdict = run(flat(**BASE, K3=5.0, K4=22.0), tokens={"K3": bad}, margins=near)
     assert verdict.outcome == ADOPT
@@ -135,7 +135,7 @@ def test_logits_past_the_declared_tolerance_are_ineligible() -> None:
 
 
 def test_too_few_counted_steps_show_no_parity() -> None:
-    verdict = run(flat(**BASE, K3=5.0, K4=22.0), margins=[9.0] * 100 + [0.0] * 500)
+    verdict = run(flat(**BASE, K3=5.0, K4=22.0), margins=[9.0] * 100 + [0.0] * 420)
     assert verdict.outcome == INCONCLUSIVE  # K1 has no parity evidence either
     assert verdict.data["parity"]["candidates"]["K1"]["counted_steps"] == 100
 
@@ -280,6 +280,9 @@ def test_a_reduced_precision_profile_needs_parity() -> None:
         ({"surprise": 1}, "surprise"),
         ({"candidates": ["K1"]}, "K3"),
         ({"cells": []}, "cells"),
+        ({"aa": {"candidate": "K9", "blocks": 6}}, "aa.candidate: 'K9'"),
+        ({"conformance": {"page_tokens": [16]}}, "conformance.page_tokens: 32 is measured"),
+        ({"cells": [{**REGISTERED["cells"][0], "max_blocks": 11}]}, "blocks 12 and max_blocks 11"),
     ],
 )
 def test_a_bad_protocol_is_named(change: dict, names: str) -> None:  # type: ignore[type-arg]
@@ -287,17 +290,57 @@ def test_a_bad_protocol_is_named(change: dict, names: str) -> None:  # type: ign
         protocol.check({**REGISTERED, **change})
 
 
-def test_an_interrupted_probe_between_two_arms_voids_nothing_but_a_slow_machine_does() -> None:
-    def block(after_first: float, before_second: float) -> pd.DataFrame:
-        readings = [(0, 0, 10.0), (0, 1, after_first), (1, 0, before_second), (1, 1, 10.0)]
-        rows = [
-            events.event(metric, place=place, index=index, value=value)
-            for place, index, rate in readings
-            for metric, value in (("probe/read_gb_per_s", rate), ("probe/spin_ms", 500.0 / rate))
-        ]
-        return events.to_frame(rows)
+@pytest.mark.parametrize("name", ["K1C", "C0"])
+def test_a_control_is_listed_and_never_wins_nor_is_compared_with(name: str) -> None:
+    """K1 built by another compiler, and pages in RocksDB: measured, never a Cython arm."""
+    registration = copy.deepcopy(REGISTERED)
+    registration["candidates"].append(name)
+    events = trial(flat(**BASE, K3=11.0, **{name: 5.0}), registration=registration, missing=LACKS)
+    role = row("run", "candidate/role", registration, candidate=name, text="control")
+    verdict = decide(with_rows(events, [role]), registration)
+    assert (verdict.outcome, verdict.adopted) == (ADOPT, "K3")  # 5 ms would have stopped it
+    assert verdict.data["eligibility"][name] == ["a control: measured, never to win"]
+    assert any(arm["candidate"] == name for arm in verdict.data["hot"]["arms"])
+    # Registered among the arms to beat by mistake, it still is none.
+    registration["decision"]["incumbents"].append(name)
+    events = trial(flat(**BASE, K3=22.0, **{name: 5.0}), registration=registration, missing=LACKS)
+    role = row("run", "candidate/role", registration, candidate=name, text="control")
+    verdict = decide(with_rows(events, [role]), registration)
+    assert (verdict.outcome, verdict.adopted) == (KEEP, "K1")
 
-    limits = REGISTERED["gates"]
-    assert gates.void_reason(block(5.0, 10.0), limits) is None
-    assert gates.void_reason(block(10.0, 5.0), limits) is None
-    assert "read bandwidth moved by 100.0%" in str(gates.void_reason(block(5.0, 5.0), limits))
+
+def test_fewer_than_three_blocks_in_a_veto_cell_are_inconclusive_too() -> None:
+    arms = {n: {**cs, 512: cs[512][:2]} for n, cs in flat(**BASE, K3=11.0).items()}
+    verdict = run(arms)
+    assert verdict.outcome == INCONCLUSIVE
+    assert "2 valid blocks at context 512; 3 are needed" in verdict.data["hot"]["reason"]
+
+
+def test_an_arm_missing_from_one_block_is_inconclusive_never_cut_to_fit() -> None:
+    arms = flat(**BASE, K3=11.0)
+    arms["K3"][4096] = arms["K3"][4096][:11]
+    verdict = run(arms)
+    assert verdict.outcome == INCONCLUSIVE
+    assert "blocks [11] have one arm only" in verdict.data["hot"]["reason"]
+
+
+def test_more_blocks_than_registered_are_judged_by_the_wider_interval() -> None:
+    # Twelve noisy blocks, then six quiet ones: their own spread would make the interval too narrow.
+    noisy = [0.1, -0.1] * 6
+    k3 = [22.0 / 1.2 * math.exp(x) for x in (*noisy, *[0.0] * 6)]
+    arms = flat(**BASE, K3={4096: k3, 512: [11.0] * 6, 16384: [11.0] * 6})
+    for name, contexts in arms.items():
+        contexts[4096] = (contexts[4096] * 2)[:18] if name != "K3" else k3
+    hot = run(arms).data["hot"]
+    (precision,) = hot["precision"]
+    assert (precision["blocks_wanted"], precision["n_blocks"]) == (18, 18)
+    found = next(
+        c
+        for c in hot["contrasts"]
+        if (c["challenger"], c["incumbent"], c["context"]) == ("K3", "K1", 4096)
+    )
+    # t(0.975, 11) = 2.200985160082949; the standard deviation of twelve times 0.1 up and down.
+    half = 2.200985160082949 * 0.1 * math.sqrt(12 / 11) / math.sqrt(18)
+    bounds = [math.log(1.2) - half, math.log(1.2) + half]
+    assert [math.log(b) for b in found["ci95"]] == pytest.approx(bounds, rel=1e-9)
+    assert precision["half_width_seen"] == pytest.approx(half, rel=1e-9)

@@ -1,11 +1,14 @@
 """M1 and the allocation pass on a real candidate, in real processes."""
 
 import json
+from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kvtrial.candidates import candidates
+from kvtrial.contract import Capability
 from kvtrial.measure import allocations, attention, child, clock
 from kvtrial.measure.order import mirrored_orders
 from kvtrial.measure.stores import Snapshot, budget_bytes, fill, opened
@@ -71,6 +74,91 @@ def test_a_block_of_every_built_candidate(snapshot):
     texts = {r["metric"]: r.get("text") for r in rows if r["metric"].startswith("env/")}
     assert texts["env/OMP_NUM_THREADS"] == "1"
     assert values(rows, "env/blas_threads") == [1.0]
+
+
+def test_timed_outputs_are_within_their_bounds(snapshot):
+    rows = child.run("kvtrial.measure.attention", spec_for(snapshot, BUILT), threads=1)
+    for name in BUILT:
+        errors = values(rows, "m1/output_error", name)
+        assert len(errors) == attention.CHECKED_ITERATIONS
+        assert all(0 <= e <= 1 for e in errors), (name, errors)
+
+
+def lazy(session):
+    """A session whose attention remembers its first output."""
+    real, remembered = session.attend, []
+
+    def attend(layer, q, out, scale):
+        if not remembered:
+            real(layer, q, out, scale)
+            remembered.append(out.copy())
+        out[:] = remembered[0]
+
+    return SimpleNamespace(attend=attend)
+
+
+def test_a_kernel_that_remembers_instead_of_working_is_far_outside(snapshot, monkeypatch):
+    real = attention._open_arm
+
+    def open_arm(stack, name, *args):
+        arm = real(stack, name, *args)
+        if name == "K1":
+            sessions = {id(s): lazy(s) for s, _ in arm.regions}
+            arm.regions = [(sessions[id(s)], layer) for s, layer in arm.regions]
+        return arm
+
+    monkeypatch.setattr(attention, "_open_arm", open_arm)
+    rows = attention.measure(spec_for(snapshot, ["A2", "K1"]), lambda name: None)
+    assert max(values(rows, "m1/output_error", "A2")) <= 1
+    assert min(values(rows, "m1/output_error", "K1")) > 100
+
+
+def test_a_shape_that_no_model_has_is_measured_on_synthetic_rows(snapshot):
+    shape = {"layers": 2, "q_heads": 14, "kv_heads": 2, "head_dim": 64}
+    spec = spec_for(snapshot, BUILT, shape=shape, snapshots=[], synthetic_tokens=70)
+    rows = child.run("kvtrial.measure.attention", spec, threads=1)
+    assert not [r for r in rows if r["metric"] == "failed"]
+    for name in BUILT:
+        assert max(values(rows, "m1/output_error", name)) <= 1
+        with opened(name, shape, tokens=70, page_tokens=16) as (store, _):
+            region = store.row_bytes * 70
+        (held,) = values(rows, "m1/rotation_bytes", name)
+        assert held == region
+
+
+def test_a_large_cache_takes_more_layers_not_more_sessions_than_a_store_has(snapshot, monkeypatch):
+    monkeypatch.setattr(attention.machine, "last_level_cache_bytes", lambda: 600_000)
+    rows = attention.measure(spec_for(snapshot, ["K5"], rotation_llc_multiple=4), lambda name: None)
+    assert not [r for r in rows if r["metric"] == "failed"]
+    (held,) = values(rows, "m1/rotation_bytes", "K5")
+    assert held >= 4 * 600_000
+    assert max(values(rows, "m1/output_error", "K5")) <= 1
+
+
+def page_ids(name, seed, tokens=320):
+    with opened(name, SHAPE, tokens=tokens, page_tokens=16, page_seed=seed) as (_, (session,)):
+        draw = np.random.default_rng(1)
+        rows = draw.standard_normal((2, tokens, 2, 32), np.float32)
+        for layer in range(2):
+            session.append(layer, np.arange(tokens), rows[0], rows[1])
+        q, out = draw.standard_normal((6, 32), np.float32), np.empty((6, 32), np.float32)
+        session.attend(1, q, out, 0.2)
+        return session.page_table(1).page_ids.tolist(), out.tobytes()
+
+
+PAGED = [n for n in BUILT if Capability.POOL in candidates()[n].capabilities]
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_pages_lie_in_another_order_in_each_block_and_nothing_else_changes(name):
+    plain, expected = page_ids(name, None)
+    first, output = page_ids(name, 1)
+    assert output == expected
+    assert page_ids(name, 1)[0] == first
+    assert page_ids(name, 2)[0] != first
+    neighbours = sum(abs(a - b) == 1 for a, b in pairwise(first))
+    assert neighbours < len(first) / 2
+    assert sorted(set(first)) == sorted(first) and len(first) == len(plain)
 
 
 def test_the_rotation_holds_four_caches(snapshot, monkeypatch):

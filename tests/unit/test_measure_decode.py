@@ -15,9 +15,11 @@ import pytest
 from kvtrial import build, events, models, protocol
 from kvtrial.candidates import candidates
 from kvtrial.contract import Capability
-from kvtrial.measure import block, clock, greedy
+from kvtrial.journal import Journal
+from kvtrial.measure import block, clock, exclusive, greedy
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
-from kvtrial.stages import direct_write, fp16_parity, m1, m2, workload
+from kvtrial.stages import aa, direct_write, estimate, fp16_parity, m1, m2, workload
+from kvtrial.stages.common import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 CELLS = [
@@ -26,6 +28,7 @@ CELLS = [
         "sessions": 1,
         "threads": 1,
         "blocks": 2,
+        "max_blocks": 4,
         "role": "primary",
         "profile": "default",
     },
@@ -45,18 +48,32 @@ BASELINE = ARMS[0]
 FP32 = [name for name in ARMS if candidates()[name].profile.value == "fp32"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _own_lock(tmp_path_factory):
+    """Nothing here is a measurement: it does not wait for one that runs on this machine."""
+    lock = tmp_path_factory.mktemp("lock") / "machine.lock"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exclusive, "lock_path", lambda: lock)
+        yield
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, _own_lock):
     """A run's folder as the stages before leave it; stages put their tables there."""
     results = tmp_path_factory.mktemp("results")
     gguf = models.fetch("tiny-llama", results / "models" / "tiny-llama.gguf")
     registered = copy.deepcopy(protocol.load(ROOT / "config" / "protocol-smoke.yaml"))
     registered["decision"] |= {"challengers": ARMS[-1:], "incumbents": ["K1"], "profiles": ["K2"]}
     registered["parity"]["baseline"] = BASELINE
+    registered["aa"]["blocks"] = 2
+    # No spread of two noisy blocks is so small: the cell gets all the blocks that it may.
+    registered["decision"]["precision"] = {"from": "K1", "to": "A2", "half_width": 1e-9}
+    registered["decision"]["min_blocks"] = 2
     registered |= {"candidates": ARMS, "cells": CELLS, "decode_steps": 6}
     registered["direct_write"] |= {"context": 32, "blocks": 2}
     registered["cold"]["prefix_tokens"] = 48
     registered["m1"] |= {"blocks": 1, "iterations": 3, "warmup_iterations": 1}
+    registered["m1"]["shapes"] = [{"q_heads": 14, "kv_heads": 2, "head_dim": 64}]
     run_dir = results / "run"
     (run_dir / "conformance").mkdir(parents=True)
     for name in ARMS:
@@ -69,7 +86,9 @@ def run(tmp_path_factory):
         "model": {"name": "tiny-llama", "sha256": models.sha256(gguf)},
     }
     (run_dir / "manifest.json").write_text(json.dumps(manifest))
-    assert workload.main(["--run-dir", str(run_dir), "--gguf", str(gguf)]) == 0
+    where = ["--run-dir", str(run_dir), "--gguf", str(gguf)]
+    assert estimate.main(where) == 0
+    assert workload.main(where) == 0
     return run_dir
 
 
@@ -169,6 +188,7 @@ def test_m2_measures_every_arm_in_every_block(run, arguments, model):
     for cell in CELLS:
         own = rows.query(f"context == {cell['context']} and sessions == {cell['sessions']}")
         valid = own[own["trial"] == own.groupby("block")["trial"].transform("max")]
+        assert valid["block"].nunique() == cell.get("max_blocks", cell["blocks"])
         for name, number in itertools.product(ARMS, range(cell["blocks"])):
             arm = valid[(valid["candidate"] == name) & (valid["block"] == number)]
             metric = arm.groupby("metric")["value"]
@@ -189,6 +209,11 @@ def test_m2_measures_every_arm_in_every_block(run, arguments, model):
     assert first == second[::-1] and sorted(first) == sorted(ARMS)
     hashes = rows.query("metric == 'output_sha256' and context == 48")
     assert (hashes.groupby("candidate")["text"].nunique() == 1).all()
+    agreed = rows.query("metric == 'm2/agreed_steps' and context == 32 and candidate == @BASELINE")
+    assert agreed["index"].tolist() == [0, 1]  # sessions
+    assert set(agreed["value"]) == {7.0}  # every step, the warm-up's too
+    seconds = rows.set_index("metric")["value"]
+    assert seconds["attempt/estimated_s"] > 0 and seconds["attempt/taken_s"] > 0
 
 
 def test_bytes_are_counted_from_lengths(run, model):
@@ -238,10 +263,65 @@ def test_a_clock_that_stands_still_fails_the_arm(run, model, monkeypatch):
         "page_tokens": 16,
         "warmup_steps": 1,
         "decode_steps": 2,
+        "seed": 1,
         "probe": False,
     }
     (row,) = block.measure(spec, lambda name: None)
     assert row["metric"] == "failed" and row["text"].startswith("TimerResolution: decode step 0")
+
+
+def test_tokens_are_compared_up_to_the_first_difference():
+    ours, baseline = block.Decoded(4, 2), block.Decoded(4, 2)
+    baseline.tokens[:] = [[1, 1], [2, 2], [3, 3], [4, 4]]
+    baseline.margins[:] = [[0.5, 0.5], [0.25, 0.5], [9.0, 0.5], [9.0, 0.5]]
+    ours.tokens[:] = [[1, 1], [7, 2], [8, 3], [4, 4]]
+    found = ours.compared(baseline, {"candidate": "K1"})
+    assert [(r["metric"], r["index"], r["value"]) for r in found] == [
+        ("m2/agreed_steps", 0, 1.0),
+        ("m2/margin_at_difference", 0, 0.25),
+        ("m2/agreed_steps", 1, 4.0),
+    ]
+
+
+def test_the_same_candidate_stands_in_both_places_of_aa(run, arguments):
+    assert aa.main(arguments) == 0
+    rows = table(run, "aa")
+    assert rows.query("metric == 'failed'").empty
+    steps = rows.query("metric == 'm2/step_ms' and trial == 0")
+    places = steps.drop_duplicates(["block", "place"]).sort_values(["block", "place"])
+    first, second = (own["candidate"].tolist() for _, own in places.groupby("block"))
+    assert sorted(first) == ["first", "second"] and second == first[::-1]
+    assert (steps.groupby(["block", "candidate"]).size() == 6).all()
+    # Both are K1: to the byte what it gave in m2.
+    hashes = set(rows.query("metric == 'output_sha256'")["text"])
+    own = table(run, "m2").query(
+        "metric == 'output_sha256' and candidate == 'K1' and context == 48"
+    )
+    assert hashes == set(own["text"])
+
+
+def test_a_cell_that_the_machine_cannot_hold_is_left_out_and_said(run, model):
+    shape = shape_of(model)
+    cell = {"context": 2**20, "sessions": 64, "threads": 1}
+    registered = protocol.load(run / "protocol.json")
+    said = workload.too_large(registered, shape, cell)
+    assert said is not None and said.startswith("64 sessions of 1048576 positions need ")
+    assert workload.too_large(registered, shape, CELLS[0]) is None
+
+
+def test_skipped_cells_are_events_and_are_not_measured(run, tmp_path, arguments):
+    copied = tmp_path / "results" / "run"
+    shutil.copytree(run, copied, ignore=shutil.ignore_patterns("journal", "events"))
+    document = json.loads((run / "workload.json").read_text())
+    document["skipped"] = {"32x2x1": "too large"}
+    (copied / "workload.json").write_text(json.dumps(document))
+    stage = Stage.from_command_line("m2", "", ["--run-dir", str(copied), "--gguf", arguments[3]])
+    attempt = Journal(copied, "m2").attempt()
+    assert [c["context"] for c in stage.measured_cells(attempt)] == [48]
+    assert [c["context"] for c in stage.measured_cells(attempt)] == [48]
+    (skipped,) = attempt.rows()
+    assert (skipped["metric"], skipped["text"]) == ("cell/skipped", "too large")
+    assert (skipped["context"], skipped["sessions"]) == (32, 2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -254,8 +334,14 @@ def test_m1_measures_the_cells_of_one_session(run, arguments):
     assert rows.query("metric in ['failed', 'not_run']").empty
     times = rows.query("metric == 'm1/attention_ms'")
     assert set(times["context"]) == {48} and set(times["sessions"]) == {1}
-    assert (times.groupby(["candidate", "trial"]).size() == 3).all()
+    assert (times.groupby(["candidate", "trial", "shape"]).size() == 3).all()
     assert set(times["candidate"]) == set(ARMS)
+    own = json.loads((run / "workload.json").read_text())["shape"]
+    assert set(times["shape"]) == {
+        f"{own['q_heads']}q{own['kv_heads']}kv{own['head_dim']}d",
+        "14q2kv",
+    }
+    assert (rows.query("metric == 'm1/output_error'")["value"] <= 1).all()
 
 
 def test_parity_of_the_baseline_with_itself_and_with_others(run, arguments):

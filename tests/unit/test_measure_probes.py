@@ -1,6 +1,9 @@
 """The probes do the work that they claim, and the clock refuses an interval that it can't
 resolve."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -69,18 +72,89 @@ def test_the_buffer_is_larger_than_the_last_level_cache():
     probe.close()
 
 
+def later(meter, **more):
+    """psutil's CPU times after ``more`` seconds of each kind."""
+    times = meter._start
+    return times._replace(**{kind: getattr(times, kind) + s for kind, s in more.items()})
+
+
+@pytest.mark.skipif(
+    not hasattr(probes.psutil.cpu_times(), "steal"), reason="the system does not count steal"
+)
 def test_steal_is_a_share(monkeypatch):
-    times = probes.psutil.cpu_times()
-    if not hasattr(times, "steal"):
-        assert probes.StealMeter().fraction() is None
-        return
-    meter = probes.StealMeter()
-    later = times._replace(
-        **{f: getattr(meter._start, f) for f in times._fields if f != "steal"},
-        steal=meter._start.steal + 2.0,
-    )._replace(user=meter._start.user + 6.0, guest=meter._start.guest + 6.0)
-    monkeypatch.setattr(probes.psutil, "cpu_times", lambda: later)
-    assert meter.fraction() == pytest.approx(0.25)
+    meter = probes.CpuMeter()
+    found = later(meter, steal=2.0, user=6.0, guest=6.0)
+    monkeypatch.setattr(probes.psutil, "cpu_times", lambda: found)
+    assert meter.steal_fraction() == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("threads", "cpus", "others", "short"),
+    [
+        (1, 2, 1.0, 0.0),  # the other CPU was idle anyway
+        (1, 2, 1.5, 0.5),
+        (2, 2, 0.3, 0.3),
+        (1, 8, 4.0, 0.0),
+        (1, 1, 0.2, 0.2),
+    ],
+)
+def test_what_others_took_counts_where_the_arm_needed_it(monkeypatch, threads, cpus, others, short):
+    monkeypatch.setattr(clock, "now_ns", lambda: 0)
+    monkeypatch.setattr(probes, "_own_cpu_s", lambda: 0.0)
+    meter = probes.CpuMeter(threads)
+    found = later(meter, user=10 * (others + threads), idle=3.0)
+    monkeypatch.setattr(probes.psutil, "cpu_times", lambda: found)
+    monkeypatch.setattr(probes.psutil, "cpu_count", lambda: cpus)
+    monkeypatch.setattr(clock, "now_ns", lambda: 10_000_000_000)
+    monkeypatch.setattr(probes, "_own_cpu_s", lambda: 10.0 * threads)
+    assert meter.cpus_short() == pytest.approx(short, abs=1e-6)
+
+
+def test_throttling_is_counted_while_the_arm_runs(monkeypatch):
+    counts = iter([7, 9])
+    monkeypatch.setattr(probes.machine, "throttle_events", lambda: next(counts))
+    assert probes.CpuMeter().throttled() == 2
+    monkeypatch.setattr(probes.machine, "throttle_events", lambda: None)
+    assert probes.CpuMeter().throttled() is None
+
+
+def test_the_clock_is_that_of_the_fastest_cpu(monkeypatch):
+    cpus = [SimpleNamespace(current=800.0), SimpleNamespace(current=3400.0)]
+    monkeypatch.setattr(probes.psutil, "cpu_freq", lambda percpu: cpus)
+    assert probes.frequency_mhz() == 3400.0
+    monkeypatch.setattr(probes.psutil, "cpu_freq", lambda percpu: None)
+    assert probes.frequency_mhz() is None
+
+
+def test_throttling_of_cpu_and_control_group_add_up(monkeypatch):
+    texts = {"cpu.stat": "usage_usec 5\nnr_periods 9\nnr_throttled 4"}
+    found = [Path(f"/sys/devices/system/cpu/cpu{n}/thermal_throttle") for n in (0, 1)]
+    counters = [f / "core_throttle_count" for f in found]
+    monkeypatch.setattr(machine.Path, "glob", lambda self, pattern: counters)
+    monkeypatch.setattr(machine, "_read", lambda path: texts.get(path.name, "3"))
+    assert machine.throttle_events() == 3 + 3 + 4
+    monkeypatch.setattr(machine, "_read", lambda path: "")
+    assert machine.throttle_events() is None
+
+
+def test_memory_stays_inside_the_control_group(monkeypatch):
+    texts = {"memory.max": str(4 << 30), "memory.current": str(3 << 30)}
+    texts["memory.stat"] = f"anon 1\nfile {1 << 29}\n"
+    monkeypatch.setattr(machine, "_read", lambda path: texts.get(path.name, ""))
+    assert machine.available_memory_bytes() <= (1 << 30) + (1 << 29)
+    texts["memory.max"] = "max"
+    assert machine.available_memory_bytes() > 0
+
+
+def test_measuring_changes_nothing_about_the_machine():
+    """Case F16: what can be set for the whole machine is as it was."""
+    keys = ("governor", "transparent_huge_pages", "address_space_randomisation", "affinity")
+    before = machine.record()
+    probe = probes.Probes(buffer_bytes=2**20)
+    probe.measure()
+    probe.close()
+    after = machine.record()
+    assert [after[key] for key in keys] == [before[key] for key in keys]
 
 
 def test_the_machine_record_names_what_a_reader_needs():

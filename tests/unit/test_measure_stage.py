@@ -1,7 +1,9 @@
 """Blocks of a stage: resumed, void and run again, and a candidate that takes its process down."""
 
 import json
+import sys
 import textwrap
+import time
 
 import pytest
 
@@ -9,10 +11,20 @@ from kvtrial import build, events, gates
 from kvtrial.journal import Journal
 from kvtrial.measure import child
 from kvtrial.stages import common
-from kvtrial.stages.common import Block, Progress, Stage, StageError, blocks, run_blocks
+from kvtrial.stages.common import Block, DoneElsewhere, Stage, StageError, blocks, run_blocks
+from kvtrial.stages.progress import Progress, duration
 
 CELL = {"context": 512, "sessions": 1, "threads": 1}
-LIMITS = {"bandwidth_drift": 0.15, "spin_drift": 0.1, "steal_fraction": 0.05, "max_trials": 3}
+LIMITS = {
+    "bandwidth_drift": 0.15,
+    "spin_drift": 0.1,
+    "frequency_drift": 0.15,
+    "steal_fraction": 0.05,
+    "cpus_short": 0.5,
+    "throttled": 0,
+    "warmup_excess": 0.25,
+    "max_trials": 3,
+}
 
 
 @pytest.fixture
@@ -92,6 +104,9 @@ def test_blocks_run_in_mirrored_orders_once(stage, module, tmp_path, monkeypatch
     assert set(frame["context"]) == {512}
     assert set(frame["build_id"]) == {build.facts()["build_id"]}
     assert len(set(frame["protocol_sha256"])) == 1
+    assert set(frame["binary_sha256"]) == {build.binary_sha256()}
+    taken = frame[frame["metric"] == "block/taken_s"]["value"]
+    assert len(taken) == 2 and (taken > 0).all()
     first = steps[steps["block"] == 0].sort_values("place")
     assert list(first["candidate"]) == orders[0]
 
@@ -147,12 +162,39 @@ def test_a_process_that_ends_badly_says_how(stage, module, tmp_path):
 def test_an_attempt_is_published_with_its_table_and_forcing_opens_the_next(stage, monkeypatch):
     monkeypatch.setattr(common, "exclusive", lambda what: _nothing())
     for number in (1, 2):
+        monkeypatch.setenv("KVTRIAL_PIPELINE_STARTED", repr(time.time() + 60))
         with stage.attempt() as attempt:
             assert attempt.number == number
             attempt.put("u", [stage.event("m2/step_ms", value=float(number))])
     frame = events.read_run(stage.run_dir)
     assert list(frame.loc[frame["metric"] == "m2/step_ms", "value"]) == [1.0, 2.0]
     assert list(frame.loc[frame["metric"] == "attempt/complete", "attempt"]) == [1, 2]
+
+
+def test_two_pipelines_on_one_run_do_a_stage_once(stage, monkeypatch):
+    """The second has waited for the first, or planned the stage before the first had finished it."""
+    monkeypatch.setattr(common, "exclusive", lambda what: _nothing())
+    monkeypatch.setenv("KVTRIAL_PIPELINE_STARTED", repr(time.time() - 60))  # both
+    with stage.attempt() as attempt:
+        attempt.put("u", [])
+    with pytest.raises(DoneElsewhere, match="another process has finished m2"), stage.attempt():
+        raise AssertionError("it was done again")
+    # A later pipeline that runs the stage was told to force it.
+    monkeypatch.setenv("KVTRIAL_PIPELINE_STARTED", repr(time.time() + 60))
+    with stage.attempt() as attempt:
+        assert attempt.number == 2
+
+
+def test_what_another_pipeline_has_done_is_no_failure(monkeypatch, tmp_path, capsys):
+    def main():
+        raise DoneElsewhere("another process has finished m2")
+
+    monkeypatch.setattr(common.tracking, "begin_stage", lambda *a: None)
+    monkeypatch.setattr(sys, "argv", ["m2", "--run-dir", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        common.exit_tracked("m2", main)
+    assert ended.value.code == 0
+    assert "m2: another process has finished m2" in capsys.readouterr().err
 
 
 def test_a_stage_that_fails_keeps_its_units_and_writes_no_table(stage, monkeypatch):
@@ -200,4 +242,4 @@ def test_the_child_gets_the_same_surroundings_whatever_the_parent_has(monkeypatc
     ("seconds", "text"), [(3.2, "3 s"), (89, "89 s"), (100, "2 min"), (3900, "1 h 05 min")]
 )
 def test_durations_read_like_a_clock(seconds, text):
-    assert common.duration(seconds) == text
+    assert duration(seconds) == text

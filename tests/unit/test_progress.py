@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrial.stages import common
+from kvtrial.stages import progress as module
 from kvtrial.stages.workload import share_done
 
 
@@ -12,8 +12,8 @@ def test_a_long_unit_says_its_share_at_most_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(common.time, "monotonic", lambda: now[0])
-    with common.Progress("workload", {"session 0": 3.0, "session 1": 1.0}) as progress:
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with module.Progress("workload", {"session 0": 3.0, "session 1": 1.0}) as progress:
         for second, share in ((1, 0.1), (20, 0.2), (25, 0.3), (40, 0.4)):
             now[0] = 100.0 + second
             progress.within("session 0", share)
@@ -33,3 +33,27 @@ def test_a_prefill_is_half_done_later_than_at_half_of_its_positions() -> None:
     assert share_done(16384, 16384) == 1.0
     # 8192 * (8192 + 8192) / (16384 * (8192 + 16384)) = 1/3
     assert share_done(8192, 16384) == pytest.approx(1 / 3, rel=1e-12)
+
+
+def test_an_estimate_is_corrected_by_what_blocks_took(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with module.Progress("m2", {"a0": 10.0, "a1": 10.0, "b0": 40.0}, in_seconds=True) as progress:
+        now[0] = 20.0
+        progress.expect({"a0": 20.0, "a1": 20.0})  # a0 took twice as long: so will a1
+        progress.done("a0")
+        progress.done("a1")
+        progress.expect({"b1": 40.0})  # a block that was not planned
+        progress.done("b0")
+        now[0] = 120.0
+        progress.done("b1")
+    assert capsys.readouterr().err.splitlines() == [
+        "m2: estimated time 60 s",
+        "m2: a0 done, 25% of all, about 60 s left",
+        "m2: a1 done, 50% of all, about 40 s left",
+        "m2: b0 done, 67% of all, about 40 s left",
+        "m2: b1 done, 100% of all, about 0 s left",
+        "m2: took 2 min",
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,36 @@ def test_the_verdict_is_derived_again_byte_for_byte(tmp_path, monkeypatch, capsy
     assert cli.main(["decide", "run-a"]) == 0
     assert (run_dir / "verdict.json").read_bytes() == first
     assert "hot store: K3" in capsys.readouterr().out
+
+
+def test_a_verdict_is_derived_again_on_a_machine_without_candidates(tmp_path):
+    """A fresh process in which no candidate, kernel, engine, probe or MLflow can be imported."""
+    run_dir = finished_run(tmp_path, RUST_WINS)
+    write_verdict(run_dir)
+    first = (run_dir / "verdict.json").read_bytes()
+    (run_dir / "verdict.json").unlink()
+    code = """
+import sys
+from importlib.abc import MetaPathFinder
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        parts = name.split(".")
+        native = parts[0] == "kvtrial" and parts[-1].startswith("_") and parts[-1][1:2] != "_"
+        ours = ("candidates", "hot", "cold", "conformance", "measure", "generate", "reference")
+        if name.split(".")[0] == "mlflow" or native or parts[:1] == ["kvtrial"] and parts[1:2] and (
+            parts[1] in ours
+        ):
+            raise ImportError(f"{name} is not on this machine")
+sys.meta_path.insert(0, Refuse())
+from kvtrial import cli
+sys.exit(cli.main(["decide", sys.argv[1]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run_dir)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert (run_dir / "verdict.json").read_bytes() == first
+    assert "hot store: K3" in done.stdout
 
 
 def adopted(run_dir: Path, folder: Path) -> dict:

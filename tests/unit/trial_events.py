@@ -11,8 +11,18 @@ from kvtrial import events, protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 REGISTERED = protocol.load(ROOT / "config" / "protocol.yaml")
-LANGUAGES = {"K3": "rust", "K4": "rust"}
 PROFILES = {"K2": "fp16", "K5": "q8_0"}
+
+
+def row(stage: str, metric: str, registration: dict[str, Any] = REGISTERED, **columns: Any) -> Any:
+    """One event of the trial."""
+    sha256 = protocol.sha256(registration)
+    return events.event(metric, stage=stage, protocol_sha256=sha256, build_id="b" * 12, **columns)
+
+
+def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """The table and further events."""
+    return pd.concat([table, events.to_frame(rows)], ignore_index=True)
 
 
 def trial(
@@ -33,28 +43,22 @@ def trial(
     probe before and after, GB/s. ``tokens``: candidate → tokens of the one parity prompt.
     """
     rows: list[dict[str, Any]] = []
-    protocol_sha256 = protocol.sha256(registration)
 
     def add(stage: str, metric: str, **columns: Any) -> None:
-        rows.append(
-            events.event(
-                metric,
-                stage=stage,
-                protocol_sha256=protocol_sha256,
-                build_id="b" * 12,
-                **columns,
-            )
-        )
+        rows.append({**common[stage], "metric": metric, **columns})
 
+    stages = ("run", "conformance", "fp16_parity", "m2")
+    common = {stage: row(stage, "", registration) for stage in stages}
     for metric, text in (
         ("run_id", "r1"),
         ("model", "m"),
         ("machine", "here"),
         ("synthetic", "false"),
+        ("shape", "9q3kv"),
     ):
         add("run", f"run/{metric}", text=text)
     names = registration["candidates"]
-    default_tokens = list(range(600))
+    default_tokens = list(range(520))
     for name in names:
         add("run", "candidate/profile", candidate=name, text=PROFILES.get(name, "fp32"))
         add("run", "candidate/missing", candidate=name, text=(missing or {}).get(name, ""))

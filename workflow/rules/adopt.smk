@@ -12,7 +12,7 @@ rule adopt:
     threads: 1
     params:
         run_dir=RUN.dir,
-        selection=paths.config_dir() / "selection.yaml",
+        selection=paths.selection_file(),
     message:
         "adopt: {RUN.run_id}"
     shell:

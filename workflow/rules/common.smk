@@ -20,6 +20,8 @@ RUN = run.plan(config, near(paths.results_dir()))
 PROTOCOL = ancient(RUN.protocol_json)
 BUILD = ancient(RUN.build)
 GGUF = ancient(RUN.gguf)
+# Said once, before anything is measured.
+ESTIMATE = ancient(RUN.estimate)
 
 
 def modules(*names):

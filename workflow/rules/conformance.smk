@@ -3,6 +3,7 @@ rule conformance:
     input:
         protocol=PROTOCOL,
         facts=BUILD,
+        estimate=ESTIMATE,
         modules=modules("stages/conformance.py", "conformance"),
     output:
         events=RUN.events("conformance"),

@@ -3,8 +3,9 @@ rule fp16_parity:
     input:
         protocol=PROTOCOL,
         facts=BUILD,
+        estimate=ESTIMATE,
         gguf=GGUF,
-        prompts=near(paths.config_dir() / "prompts.yaml"),
+        prompts=near(paths.config_file("prompts.yaml")),
         module=modules("stages/fp16_parity.py"),
     output:
         events=RUN.events("fp16_parity"),

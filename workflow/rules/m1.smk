@@ -3,6 +3,7 @@ rule m1:
     input:
         protocol=PROTOCOL,
         facts=BUILD,
+        estimate=ESTIMATE,
         gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),

@@ -4,7 +4,19 @@ rule verdict:
         protocol=PROTOCOL,
         events=[RUN.events(stage) for stage in run.STAGES],
         modules=modules(
-            "stages/verdict.py", "decide.py", "gates.py", "parity.py", "stats.py", "protocol.py"
+            "stages/verdict.py",
+            "decide.py",
+            "hot_tier.py",
+            "rule.py",
+            "stats.py",
+            "contrasts.py",
+            "attribution.py",
+            "characteristics.py",
+            "eligibility.py",
+            "integrity.py",
+            "gates.py",
+            "parity.py",
+            "protocol.py",
         ),
     output:
         verdict=RUN.verdict,

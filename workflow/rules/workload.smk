@@ -3,6 +3,7 @@ rule workload:
     input:
         protocol=PROTOCOL,
         facts=BUILD,
+        estimate=ESTIMATE,
         gguf=GGUF,
         module=modules("stages/workload.py"),
     output:

@@ -16,18 +16,23 @@ m2/resident_bytes             bytes of KV pages in use after the last step
 m2/append_us                  one token's rows into every layer, microseconds; index: repetition
 m2/rollback_us                dropping that token again, microseconds
 m2/branch_us                  beginning a branch and closing it, microseconds
+m2/agreed_steps               steps until the first token that is not the baseline's; index: session
+m2/margin_at_difference       the baseline's two largest logits apart there; index: session
 m2/allocations                allocation calls inside one step's store calls; index: step (untimed)
 m1/attention_ms               one attention region, ms; index: iteration
 m1/in_cache_attention_ms      the same on one region again and again, ms
 m1/unique_gb_per_s            bytes of K and V of the region over its time, each counted once
 m1/ceiling_fraction           time at the nearer of the machine's two ceilings over the time taken
+m1/output_error               a timed output's distance from the oracle, in units of its bound
 m1/rotation_bytes             bytes of KV that the iterations rotate through
 probe/spin_ms                 fixed integer work, ms; index of all probes: 0 before the arm, 1 after
 probe/read_gb_per_s           streaming read over all threads
 probe/fma_gflop_per_s         FP32 multiply-adds over all threads
 probe/steal_fraction          CPU time that went to other machines between the two probes
+probe/cpus_short              CPUs that the arm's threads wanted and other processes had
+probe/throttled               throttling events of CPU and control group between the two probes
 probe/load                    load average of the last minute
-probe/frequency_mhz           CPU clock as the system says it
+probe/frequency_mhz           clock of the fastest CPU as the system says it
 env/<variable>                text: thread settings that the arm ran under
 env/blas_threads              threads of the largest BLAS pool in the process
 env/affinity                  text: CPUs that the process may use
@@ -43,6 +48,10 @@ direct/reserved_share         rows that were written through a reserved slot, of
 output_sha256                 text: hash of the tokens that an arm gave
 failed                        text: why an arm gave nothing
 not_run                       text: why an arm was not run at all
+cell/skipped                  text: why the machine can't hold a cell
+block/taken_s                 seconds that one run of a block took, process and all
+attempt/estimated_s           seconds that the stage was said to take when it began
+attempt/taken_s               seconds that it took, from the machine's lock to the last block
 attempt/complete              1: every unit of this attempt is there
 ============================
 ========================================================================

@@ -3,34 +3,39 @@
 ``python -m kvtrial.measure.attention SPEC.json OUT.json`` with SPEC:
 
 ======================  ============================================================================
-shape                   layers, q_heads, kv_heads, head_dim of the model
+shape                   layers, q_heads, kv_heads, head_dim
 candidates              names
 orders                  one order of the candidates for each iteration, warm-up first
-snapshots               folder of the filled context, alone in a list
+snapshots               folder of the filled context, alone in a list; or an empty list and
+synthetic_tokens        so many positions of rows drawn at random
 threads, page_tokens    of the stores
 warmup_iterations       dropped
 rotation_llc_multiple   regions rotate through this many times the last-level cache
-seed                    of the queries
+seed                    of the queries, the order of pages, and the iterations that are checked
 ======================  ============================================================================
 
 A region is one layer of one session. Each candidate holds as many as fill the rotation, so that by
 the time a region comes again the caches have forgotten it. An iteration takes several regions, as
 many as the fastest candidate needs for a millisecond: fewer would time the clock.
+
+What an iteration gave is kept at a few iterations, drawn by the seed, and compared with the float64
+oracle when all times are taken: a kernel that skipped or remembered would be far outside its bound.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from kvtrial import machine
-from kvtrial.contract import F32
+from kvtrial import candidates, machine, reference
+from kvtrial.contract import F32, Profile
 from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
@@ -38,6 +43,10 @@ from kvtrial.measure.stores import Snapshot, fill, opened
 from kvtrial.measure.surroundings import Bracket
 
 SHORTEST_ITERATION_NS = 1_000_000
+#: Sessions that hold a rotation: a store need not have room for more. Beyond it has more layers.
+MOST_SESSIONS = 32
+#: Iterations whose output is compared with the oracle: its error bound takes a while to work out.
+CHECKED_ITERATIONS = 2
 
 
 class Attends(Protocol):
@@ -49,17 +58,31 @@ class Attends(Protocol):
 
 @dataclass
 class Arm:
-    """One candidate with its regions: (session, layer), and the next one to take."""
+    """One candidate with its regions: (session, layer), and the next one to take.
+
+    ``kept``: (layer, number of the query, output) of the timed calls that are checked.
+    """
 
     name: str
     store: Any  # a KVStore; None where the arm is no store of ours
     regions: list[tuple[Attends, int]]
     next_region: int = 0
+    kept: list[tuple[int, int, F32]] = field(default_factory=list)
+
+    def keep(self, queries: int, out: F32) -> None:
+        """Keep what the last call gave; ``queries`` is how many rotate."""
+        last = self.next_region - 1
+        _, layer = self.regions[last % len(self.regions)]
+        self.kept.append((layer, last % queries, out.copy()))
 
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
-    snapshot = Snapshot.open(spec["snapshots"][0])
+    shape = spec["shape"]
+    if spec["snapshots"]:
+        snapshot = Snapshot.open(spec["snapshots"][0])
+    else:
+        snapshot = Snapshot.synthetic(shape, spec["synthetic_tokens"], spec["seed"])
     probe = Probes(spec["threads"])
     queries = queries_of(spec)
     rows: list[Row] = []
@@ -77,6 +100,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
             rows += interleave(arms, queries, spec, note)
         rows += bracket.rows
         rows += _rates(rows, arms, snapshot.tokens, bracket)
+        rows += _checked(arms, queries, snapshot)
         for arm in arms.values():
             note(arm.name)
             rows += _in_cache(arm, queries, spec)
@@ -94,7 +118,7 @@ def rotation(spec: Spec, region_bytes: int) -> tuple[int, int]:
     """Layers of a session and sessions whose regions together fill the rotation."""
     wanted = spec["rotation_llc_multiple"] * machine.last_level_cache_bytes()
     regions = max(1, math.ceil(wanted / region_bytes))
-    layers = min(spec["shape"]["layers"], regions)
+    layers = max(min(spec["shape"]["layers"], regions), math.ceil(regions / MOST_SESSIONS))
     return layers, math.ceil(regions / layers)
 
 
@@ -112,6 +136,7 @@ def _open_arm(stack: contextlib.ExitStack, name: str, snapshot: Snapshot, spec: 
             sessions=count,
             page_tokens=page_tokens,
             threads=spec["threads"],
+            page_seed=spec["seed"],
         )
     )
     for session in sessions:
@@ -141,6 +166,9 @@ def interleave(
     warmup = spec["warmup_iterations"]
     fastest = SHORTEST_ITERATION_NS
     calls = 1
+    counted = range(warmup, len(spec["orders"]))
+    draw = np.random.default_rng(spec["seed"])
+    checked = set(draw.permutation(counted)[:CHECKED_ITERATIONS].tolist())
     rows: list[Row] = []
     with no_collection():
         for iteration, order in enumerate(spec["orders"]):
@@ -160,6 +188,8 @@ def interleave(
                 if iteration < warmup:
                     fastest = min(fastest, spent)
                     continue
+                if iteration in checked:
+                    arms[name].keep(len(queries), out)
                 rows.append(
                     {
                         "candidate": name,
@@ -192,6 +222,36 @@ def _rates(rows: list[Row], arms: dict[str, Arm], tokens: int, bracket: Bracket)
         held = float(len(arm.regions) * arm.store.row_bytes * tokens)
         found.append({"candidate": name, "metric": "m1/rotation_bytes", "value": held})
     return found
+
+
+def _checked(arms: dict[str, Arm], queries: F32, snapshot: Snapshot) -> list[Row]:
+    """Largest error of each kept output, in units of its bound: at most 1 is right."""
+    scale = 1.0 / math.sqrt(queries.shape[-1])
+
+    @functools.cache
+    def right(layer: int, query: int) -> np.ndarray:
+        return reference.attention(queries[query], snapshot.k[layer], snapshot.v[layer], scale)
+
+    @functools.cache
+    def bound(profile: Profile, layer: int, query: int) -> np.ndarray:
+        rows = snapshot.k[layer], snapshot.v[layer]
+        return reference.tolerance(profile, queries[query], *rows, scale)
+
+    rows: list[Row] = []
+    for arm in arms.values():
+        profile = candidates.get(arm.name).profile
+        for index, (layer, query, out) in enumerate(arm.kept):
+            of = layer % len(snapshot.k), query
+            error = float((np.abs(out - right(*of)) / bound(profile, *of)).max())
+            rows.append(
+                {
+                    "candidate": arm.name,
+                    "metric": "m1/output_error",
+                    "index": index,
+                    "value": error,
+                }
+            )
+    return rows
 
 
 def _in_cache(arm: Arm, queries: F32, spec: Spec) -> list[Row]:

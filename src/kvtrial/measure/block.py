@@ -5,15 +5,19 @@
 ==============  ====================================================================================
 gguf            path of the model
 candidates      names, in the order of this block
+stands_for      name to the candidate that it stands for, where that is another (A/A); optional
+baseline        the candidate whose tokens the others' are compared with; optional
 snapshots       folders of the filled contexts, one a session
 threads         threads of decoder and stores
 page_tokens     P
 warmup_steps    decoded and dropped before the counted ones
 decode_steps    counted greedy steps
-probe           false for the calibration, which needs no probes
+seed            of the order in which a pool hands out its pages
+probe           false where the machine is not probed around each arm; optional
 ==============  ====================================================================================
 
-A candidate that raises costs its own rows only.
+A candidate that raises costs its own rows only. Tokens are compared when all arms are done: timing
+counts only for an arm that gave the baseline's, up to a tie.
 """
 
 from __future__ import annotations
@@ -41,15 +45,21 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
     model = models.load_model(spec["gguf"])
     snapshots = [Snapshot.open(folder) for folder in spec["snapshots"]]
-    probe = Probes(spec["threads"]) if spec["probe"] else None
+    probe = Probes(spec["threads"]) if spec.get("probe", True) else None
     rows: list[Row] = []
+    outputs: dict[str, Decoded] = {}
     for place, name in enumerate(spec["candidates"]):
         note(name)
         columns = {"candidate": name, "place": place}
         try:
-            rows += _arm(model, name, snapshots, spec, probe, columns)
+            found, outputs[name] = _arm(model, name, snapshots, spec, probe, columns)
+            rows += found
         except Exception as error:
             rows.append({**columns, "metric": "failed", "text": failed_row(error)})
+    baseline = outputs.get(spec.get("baseline", ""))
+    if baseline is not None:
+        for name, decoded in outputs.items():
+            rows += decoded.compared(baseline, {"candidate": name})
     return rows
 
 
@@ -60,8 +70,9 @@ def _arm(
     spec: Spec,
     probe: Probes | None,
     columns: dict[str, Any],
-) -> list[Row]:
+) -> tuple[list[Row], Decoded]:
     """One candidate's decode and its costs."""
+    name = spec.get("stands_for", {}).get(name, name)
     steps = spec["warmup_steps"] + spec["decode_steps"]
     with opened(
         name,
@@ -70,6 +81,7 @@ def _arm(
         sessions=len(snapshots),
         page_tokens=spec["page_tokens"],
         threads=spec["threads"],
+        page_seed=spec["seed"],
     ) as (store, sessions):
         for session, snapshot in zip(sessions, snapshots):
             fill(session, snapshot)
@@ -79,21 +91,39 @@ def _arm(
         first = np.array([s.next_id for s in snapshots], np.int64)
         if probe is None:
             decoded = _decode(decoder, sessions, first, steps)
-            return decoded.rows(spec["warmup_steps"], columns)
+            return decoded.rows(spec["warmup_steps"], columns), decoded
         with Bracket(probe, **columns) as bracket:
             decoded = _decode(decoder, sessions, first, steps)
         rows = bracket.rows + decoded.rows(spec["warmup_steps"], columns)
         rows += _bytes(store, sessions, spec["decode_steps"], columns)
-        return rows + _costs(sessions[0], snapshots[0], get(name).capabilities, columns)
+        rows += _costs(sessions[0], snapshots[0], get(name).capabilities, columns)
+        return rows, decoded
 
 
 class Decoded:
-    """What a decode gave: int64 (steps,) times in ns, int64 (steps, sessions) tokens."""
+    """What a decode gave: int64 (steps,) times in ns, int64 (steps, sessions) tokens.
+
+    ``margins``: float64 (steps, sessions), difference of the two largest logits.
+    """
 
     def __init__(self, steps: int, sessions: int) -> None:
         self.step_ns = np.zeros(steps, np.int64)
         self.attention_ns = np.zeros(steps, np.int64)
         self.tokens = np.zeros((steps, sessions), np.int64)
+        self.margins = np.zeros((steps, sessions))
+
+    def compared(self, baseline: Decoded, columns: dict[str, Any]) -> list[Row]:
+        """How long each session gave the baseline's tokens, and the baseline's margin where it
+        ceased to; past the first difference the two decode different texts."""
+        rows: list[Row] = []
+        for session, differs in enumerate((self.tokens != baseline.tokens).T):
+            at = {**columns, "index": session}
+            agreed = int(differs.argmax()) if differs.any() else len(differs)
+            rows.append({**at, "metric": "m2/agreed_steps", "value": float(agreed)})
+            if differs.any():
+                margin = float(baseline.margins[agreed, session])
+                rows.append({**at, "metric": "m2/margin_at_difference", "value": margin})
+        return rows
 
     def rows(self, warmup: int, columns: dict[str, Any]) -> list[Row]:
         """Rows of the steps after the warm-up; the hash is over all tokens, the warm-up's too."""
@@ -124,6 +154,8 @@ def _decode(decoder: Any, sessions: list[KVSession], ids: np.ndarray, steps: int
             decoded.step_ns[index] = clock.elapsed_ns(start, stop, f"decode step {index}")
             decoded.attention_ns[index] = decoder.attention_ns
             decoded.tokens[index] = ids
+            second, first = np.partition(logits, -2, axis=1)[:, -2:].T
+            decoded.margins[index] = first.astype(np.float64) - second
     return decoded
 
 

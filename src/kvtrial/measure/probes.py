@@ -72,7 +72,7 @@ class Probes:
         # Written once: pages that nobody wrote to would all be the one zero page.
         self._buffer = np.arange(per_thread * threads, dtype=np.uint64)
         self._chunks = np.split(self._buffer, threads)
-        self._threads = threads
+        self.threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def measure(self) -> Reading:
@@ -80,12 +80,12 @@ class Probes:
         spin_ns = min(self._time_ns(spin, [(7, SPIN_LINKS)]) for _ in range(PASSES))
         chunks = [(chunk,) for chunk in self._chunks]
         read_ns = min(self._time_ns(read, chunks) for _ in range(READ_PASSES))
-        work = [(0.5, 1.0, FMA_ROUNDS)] * self._threads
+        work = [(0.5, 1.0, FMA_ROUNDS)] * self.threads
         fma_ns = min(self._time_ns(fma, work) for _ in range(PASSES))
         return Reading(
             spin_ms=spin_ns / 1e6,
             read_gb_per_s=self._buffer.nbytes / read_ns,
-            fma_gflop_per_s=self._threads * FMA_ROUNDS * FMA_FLOPS / fma_ns,
+            fma_gflop_per_s=self.threads * FMA_ROUNDS * FMA_FLOPS / fma_ns,
         )
 
     def _time_ns(self, function: Callable[..., Any], work: list[tuple[Any, ...]]) -> int:
@@ -107,25 +107,65 @@ class Probes:
         self._buffer = np.empty(0, np.uint64)
 
 
-class StealMeter:
-    """The share of CPU time that the hypervisor gave to others since it was made."""
+class CpuMeter:
+    """What happened to the CPUs since it was made: who used them, and whether they were held back.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    threads : int
+        Threads that this process means to keep busy.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
         self._start = psutil.cpu_times()
+        self._own = _own_cpu_s()
+        self._clock = clock.now_ns()
+        self._throttled = machine.throttle_events()
 
-    def fraction(self) -> float | None:
-        """Between 0 and 1; None where the system doesn't say (macOS), 0 before the first tick."""
-        now = psutil.cpu_times()
-        if not hasattr(now, "steal"):
+    def steal_fraction(self) -> float | None:
+        """The share of CPU time that the hypervisor gave to others, between 0 and 1.
+
+        None where the system doesn't say (macOS), 0 before the first tick.
+        """
+        spent = self._spent()
+        if "steal" not in spent:
             return None
+        total = sum(spent.values())
+        return spent["steal"] / total if total > 0 else 0.0
+
+    def cpus_short(self) -> float:
+        """CPUs that this process's threads wanted and other processes had, on average.
+
+        Others may use the CPUs that it leaves idle: what the machine has beyond ``threads``.
+        """
+        seconds = max(clock.now_ns() - self._clock, 1) / 1e9
+        idle = ("idle", "iowait", "steal")
+        busy = sum(v for name, v in self._spent().items() if name not in idle)
+        others = max(0.0, busy - (_own_cpu_s() - self._own)) / seconds
+        return max(0.0, others + self._threads - (psutil.cpu_count() or 1))
+
+    def throttled(self) -> int | None:
+        """Throttling events of the CPU or of the control group; None where nothing counts them."""
+        if self._throttled is None:
+            return None
+        now = machine.throttle_events()
+        return None if now is None else now - self._throttled
+
+    def _spent(self) -> dict[str, float]:
+        now = psutil.cpu_times()
         # guest time is part of user time; counting it again would hide steal.
-        spent = {
+        return {
             name: getattr(now, name) - getattr(self._start, name)
             for name in now._fields
             if not name.startswith("guest")
         }
-        total = sum(spent.values())
-        return spent["steal"] / total if total > 0 else 0.0
+
+
+def _own_cpu_s() -> float:
+    """CPU seconds of this process, all threads."""
+    times = psutil.Process().cpu_times()
+    return float(times.user + times.system)
 
 
 def load() -> float:
@@ -134,9 +174,9 @@ def load() -> float:
 
 
 def frequency_mhz() -> float | None:
-    """Current clock of the CPU in MHz, or None where the system doesn't say."""
+    """Clock of the fastest CPU in MHz, which is the one at work; None where the system doesn't say."""
     try:
-        found = psutil.cpu_freq()
+        found = [cpu.current for cpu in psutil.cpu_freq(percpu=True) or [] if cpu.current]
     except (NotImplementedError, OSError):
         return None
-    return None if found is None or not found.current else float(found.current)
+    return float(max(found)) if found else None

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
-from kvtrial.candidates import open_store
-from kvtrial.contract import KVSession, KVStore
+from kvtrial import machine
+from kvtrial.candidates import get, open_store
+from kvtrial.contract import Capability, KVSession, KVStore
 
 #: Pages a layer and session beyond the filled ones: the append and branch costs need room.
 SPARE_PAGES = 4
+#: Sessions whose pages are given back in turn, so that a pool's free pages lie in no order.
+_SHUFFLED_SESSIONS = 8
+#: What a candidate needs for that; one that lacks a part of it keeps its own order.
+_SHUFFLES = {Capability.POOL, Capability.SPILL, Capability.ROLLBACK}
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,14 @@ class Snapshot:
             v=np.load(folder / "v.npy", mmap_mode="r"),
             next_id=int(tokens["next_id"]),
         )
+
+    @classmethod
+    def synthetic(cls, shape: dict[str, int], tokens: int, seed: int) -> Snapshot:
+        """Rows drawn from the normal law, for a shape that no model at hand has."""
+        draw = np.random.default_rng(seed)
+        size = (shape["layers"], tokens, shape["kv_heads"], shape["head_dim"])
+        k, v = (draw.standard_normal(size, np.float32) for _ in range(2))
+        return cls(k, v, next_id=0)
 
     @property
     def tokens(self) -> int:
@@ -68,8 +80,11 @@ def opened(
     sessions: int = 1,
     page_tokens: int,
     threads: int = 1,
+    page_seed: int | None = None,
 ) -> Iterator[tuple[KVStore, list[KVSession]]]:
     """A store with room for ``sessions`` of ``tokens`` positions, and those sessions, empty.
+
+    With ``page_seed`` its pages are handed out in an order drawn from that.
 
     Raises
     ------
@@ -77,7 +92,7 @@ def opened(
         The machine has too little memory left; to swap would measure the disk.
     """
     needed = budget_bytes(shape, tokens, sessions, page_tokens)
-    available = psutil.virtual_memory().available
+    available = machine.available_memory_bytes()
     if needed > available:
         raise MemoryError(
             f"{name} needs {needed} bytes for {sessions} sessions of {tokens} tokens; {available} "
@@ -87,6 +102,8 @@ def opened(
         name, trial=True, budget_bytes=needed, page_tokens=page_tokens, threads=threads, **shape
     )
     try:
+        if page_seed is not None and get(name).capabilities >= _SHUFFLES:
+            shuffle_pages(store, page_seed)
         yield store, [store.open_session() for _ in range(sessions)]
     finally:
         store.close()
@@ -95,17 +112,41 @@ def opened(
 def fill(session: KVSession, snapshot: Snapshot, tokens: int | None = None) -> None:
     """Append the snapshot's first ``tokens`` rows (all by default) to an empty session.
 
-    The session may have fewer layers than the snapshot: then it takes the first ones.
+    The session takes the snapshot's layers in turn, as many as it has.
     """
     n = snapshot.tokens if tokens is None else tokens
     positions = np.arange(n, dtype=np.int64)
     for layer in range(session.store.spec.layers):
+        own = layer % len(snapshot.k)
         session.append(
             layer,
             positions,
-            np.ascontiguousarray(snapshot.k[layer, :n]),
-            np.ascontiguousarray(snapshot.v[layer, :n]),
+            np.ascontiguousarray(snapshot.k[own, :n]),
+            np.ascontiguousarray(snapshot.v[own, :n]),
         )
+
+
+def shuffle_pages(store: KVStore, seed: int) -> None:
+    """Leave the free pages of a new pool in an order drawn from ``seed``.
+
+    A pool that has served for a while hands out pages from all over its memory. No candidate shall
+    gain from pages that happen to lie one after the other, nor from one lucky order: each block draws
+    its own. Only verbs of the contract are used.
+    """
+    pages = store.pages_free // store.spec.layers // _SHUFFLED_SESSIONS
+    if pages == 0:
+        return
+    page_tokens = store.spec.page_tokens
+    rows = np.ones((store.spec.layers, pages * page_tokens), np.bool_)
+    sessions = [store.open_session() for _ in range(_SHUFFLED_SESSIONS)]
+    for session in sessions:
+        session.begin_restore(rows)
+        session.finish_restore()
+    turns = np.repeat(np.arange(_SHUFFLED_SESSIONS), pages)
+    for turn in np.random.default_rng(seed).permutation(turns).tolist():
+        sessions[turn].rollback_tail(page_tokens)
+    for session in sessions:
+        session.close()
 
 
 def row_at(snapshot: Snapshot, layer: int, index: int) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import threadpoolctl
 from kvtrial import machine
 from kvtrial.measure import probes
 from kvtrial.measure.child import Row
-from kvtrial.measure.probes import Probes, StealMeter
+from kvtrial.measure.probes import CpuMeter, Probes
 
 
 class Bracket:
@@ -23,14 +23,19 @@ class Bracket:
 
     def __enter__(self) -> Bracket:
         self._take(0)
-        self._steal = StealMeter()
+        self._cpus = CpuMeter(self._probe.threads)
         return self
 
     def __exit__(self, *error: object) -> None:
-        steal = self._steal.fraction()
+        found = {
+            "probe/steal_fraction": self._cpus.steal_fraction(),
+            "probe/cpus_short": self._cpus.cpus_short(),
+            "probe/throttled": self._cpus.throttled(),
+        }
         self._take(1)
-        if steal is not None:
-            self._add("probe/steal_fraction", 1, steal)
+        for metric, value in found.items():
+            if value is not None:
+                self._add(metric, 1, float(value))
         self.rows += environment_rows(**self._columns)
 
     def best(self, metric: str) -> float:

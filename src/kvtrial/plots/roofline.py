@@ -11,9 +11,9 @@ from kvtrial.plots import style
 
 TITLE = "Attention against the machine's ceilings"
 CAPTION = (
-    "One attention region: unique KV bytes per second (dots: block medians) beside the streaming read "
-    "that a probe measured in the same blocks (band: its range). Inputs rotate through at least four "
-    "times the last-level cache."
+    "One attention region of each head shape (query and KV heads): unique KV bytes per second (dots: "
+    "block medians) beside the streaming read that a probe measured in the same blocks (band: its "
+    "range). Inputs rotate through at least four times the last-level cache."
 )
 
 
@@ -22,14 +22,14 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     rows = events[events["metric"] == "m1/unique_gb_per_s"]
     if rows.empty:
         return None
-    contexts = sorted(set(rows["context"]))
+    panels = sorted(set(zip(rows["shape"], rows["context"])))
     names = list(dict.fromkeys(rows["candidate"]))
-    drawn, axes = style.figure(len(contexts), width=9.0, height=3.4)
+    drawn, axes = style.figure(len(panels), width=2.6 * len(panels), height=3.4)
     probes = events[(events["stage"] == "m1") & (events["metric"] == "probe/read_gb_per_s")][
         "value"
     ]
-    for axis, context in zip(axes, contexts):
-        at = rows[rows["context"] == context]
+    for axis, (shape, context) in zip(axes, panels):
+        at = rows[(rows["shape"] == shape) & (rows["context"] == context)]
         for place, name in enumerate(names):
             medians = at[at["candidate"] == name].groupby("block")["value"].median()
             look = style.look(name)
@@ -37,7 +37,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         if len(probes):
             axis.axhspan(probes.min(), probes.max(), color="#56B4E9", alpha=0.3, linewidth=0)
         axis.set_xticks(range(len(names)), names)
-        axis.set_title(f"{context:,} positions", fontsize=9)
+        axis.set_title(f"{shape}, {context:,} positions", fontsize=9)
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("unique KV bytes, GB/s")
     return drawn

@@ -11,39 +11,48 @@ from kvtrial.plots import style
 
 TITLE = "Where the difference comes from"
 CAPTION = (
-    "Each registered hypothesis is a contrast of two arms that differ in that one thing. Points: ratio "
-    "of decode tokens/s; bars: two-sided 95% t interval over blocks (n = blocks of the cell)."
+    "Each registered hypothesis is a contrast of two arms that differ in that one thing. Points: ratio, "
+    "in the first panel of decode tokens/s with the model, then of the speed of attention alone at each "
+    "head shape (query and KV heads); bars: two-sided 95% interval over blocks (n = blocks of the cell)."
 )
 
 
+_SHADES = ("#56B4E9", "#0072B2", "#D55E00", "#000000")
+
+
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
-    """One row a hypothesis, one marker a context."""
+    """One row a hypothesis, one marker a context, one panel for decode and for each head shape."""
     rows = [
         h
         for h in verdict["hypotheses"]
-        if h["metric"] == "m2/tokens_per_s"
-        and h["ratio"] is not None
-        and h["sessions"] == 1
-        and h["threads"] == 1
+        if h["ratio"] is not None and h["sessions"] == 1 and h["from_threads"] == 1
     ]
     if not rows:
         return None
     ids = list(dict.fromkeys(h["id"] for h in rows))
     contexts = sorted({h["context"] for h in rows})
-    drawn, (axis,) = style.figure(height=1.4 + 0.6 * len(ids))
-    shades = ("#56B4E9", "#0072B2", "#D55E00", "#000000")
-    for place, context in enumerate(contexts):
-        for row in (h for h in rows if h["context"] == context):
+    panels = sorted({(h["metric"] != "m2/tokens_per_s", h["shape"]) for h in rows})
+    drawn, axes = style.figure(
+        len(panels), width=3.4 + 2.8 * len(panels), height=1.6 + 0.6 * len(ids)
+    )
+    for axis, (alone, shape) in zip(axes, panels):
+        own = [h for h in rows if (h["metric"] != "m2/tokens_per_s", h["shape"]) == (alone, shape)]
+        for row in own:
+            place = contexts.index(row["context"])
             y = len(ids) - 1 - ids.index(row["id"]) + 0.18 * (place - (len(contexts) - 1) / 2)
-            color = shades[place % len(shades)]
+            color = _SHADES[place % len(_SHADES)]
             axis.plot(row["ci95"], [y, y], color=color, linewidth=2)
             axis.plot(row["ratio"], y, "o", color=color, markersize=5)
-    for place, context in enumerate(contexts):
-        axis.plot([], [], "o-", color=shades[place % len(shades)], label=f"{context:,}")
+        axis.set_title(f"{'attention alone' if alone else 'decode'}, {shape}", fontsize=9)
+        axis.set_yticks(range(len(ids)), [""] * len(ids))
+        axis.set_ylim(-0.6, len(ids) - 0.4)
+        axis.axvline(1.0, color="#444444", linewidth=1)
+        style.plain_log(axis, "x")
+        axis.set_xlabel("ratio (log scale)")
     labels = {h["id"]: f"{h['id']}  {h['from']} → {h['to']}\n{h['claim']}" for h in rows}
-    axis.set_yticks(range(len(ids)), [labels[i] for i in reversed(ids)], fontsize=8)
-    axis.axvline(1.0, color="#444444", linewidth=1)
-    style.plain_log(axis, "x")
-    axis.set_xlabel("ratio of tokens/s (log scale)")
-    axis.legend(title="context", loc="best", fontsize=8)
+    axes[0].set_yticks(range(len(ids)), [labels[i] for i in reversed(ids)], fontsize=8)
+    for place, context in enumerate(contexts):
+        color = _SHADES[place % len(_SHADES)]
+        axes[-1].plot([], [], "o-", color=color, label=f"{context:,}")
+    axes[-1].legend(title="context", loc="best", fontsize=8)
     return drawn

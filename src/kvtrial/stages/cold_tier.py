@@ -18,7 +18,8 @@ from typing import Any
 
 from kvtrial.cold import KINDS, crash
 from kvtrial.journal import Attempt
-from kvtrial.stages.common import Block, Progress, Row, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.stages.common import Block, Row, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.cold.measure"
 #: Whose pages are spilled: the reference path's.

@@ -1,5 +1,4 @@
-"""What the measuring stages share: the run they belong to, who is timed, attempts, blocks,
-progress."""
+"""What the measuring stages share: the run they belong to, who is timed, attempts, blocks."""
 
 from __future__ import annotations
 
@@ -19,13 +18,25 @@ from kvtrial.journal import Attempt, Journal
 from kvtrial.measure import child
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.order import mirrored_orders
+from kvtrial.run import pipeline_start
+from kvtrial.stages.progress import Progress
 
 Row = dict[str, Any]
-Cell = dict[str, int]
+#: context, sessions and threads as numbers; for m1 also the head shape's name.
+Cell = dict[str, Any]
+#: Columns of an event that name a cell.
+CELL_COLUMNS = ("context", "sessions", "threads", "shape")
+#: Share of blocks that are void on an ordinary shared machine, until the stage has seen its own.
+VOID_PRIOR = 0.1
+_VOID_PRIOR_BLOCKS = 10
 
 
 class StageError(RuntimeError):
     """A stage can't go on; the message says what to do."""
+
+
+class DoneElsewhere(Exception):
+    """Another pipeline has finished the stage since this one began; nothing is left to do."""
 
 
 def exit_tracked(name: str, main: Callable[[], int]) -> None:
@@ -44,6 +55,9 @@ def exit_tracked(name: str, main: Callable[[], int]) -> None:
         tracking.begin_stage(run_dir, name)
         try:
             code = main()
+        except DoneElsewhere as done:
+            print(f"{name}: {done}", file=sys.stderr)
+            return 0
         except BaseException as error:
             tracking.fail_stage(run_dir, name, f"{type(error).__name__}: {error}")
             raise
@@ -117,6 +131,7 @@ class Stage:
             "stage": self.name,
             "protocol_sha256": protocol.sha256(self.protocol),
             "build_id": build.facts()["build_id"],
+            "binary_sha256": build.binary_sha256(),
         }
 
     def events(self, rows: Iterable[Row], **columns: Any) -> list[Row]:
@@ -133,11 +148,40 @@ class Stage:
             found.setdefault(gates.cell_name(cell), cell)
         return list(found.values())
 
+    def measured_cells(self, attempt: Attempt) -> list[Cell]:
+        """The cells that the machine can hold; each of the others gets a ``cell/skipped`` row."""
+        skipped = self.workload["skipped"]
+        left_out = [cell for cell in self.cells() if gates.cell_name(cell) in skipped]
+        if left_out and not attempt.has("skipped"):
+            rows = [
+                self.event("cell/skipped", text=skipped[gates.cell_name(cell)], **columns(cell))
+                for cell in left_out
+            ]
+            attempt.put("skipped", rows)
+        return [cell for cell in self.cells() if cell not in left_out]
+
     @functools.cached_property
     def workload(self) -> dict[str, Any]:
-        """``workload.json``: ``shape`` of the model's stores, and ``snapshots``."""
+        """``workload.json``: ``shape`` of the model's stores, ``snapshots``, and ``skipped`` cells."""
         path = self.run_dir / "workload.json"
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def estimated(self, attempt: Attempt, planned: list[Block], *, gated: bool) -> dict[str, float]:
+        """Block → seconds that it is going to take, void trials too, for those that are left.
+
+        The sum is kept in the attempt's events, beside what it will have taken.
+        """
+        path = self.run_dir / "estimate.json"
+        seconds = json.loads(path.read_text(encoding="utf-8"))["blocks"][self.name]
+        found = {
+            block.name: seconds[gates.cell_name(block.cell)] / (1 - VOID_PRIOR if gated else 1)
+            for block in planned
+            if not attempt.has(f"{block.name}-trial0")
+        }
+        if not attempt.has("estimated"):
+            total = sum(found.values())
+            attempt.put("estimated", [self.event("attempt/estimated_s", value=total)])
         return found
 
     def snapshots(self, context: int, sessions: int) -> list[str]:
@@ -188,13 +232,22 @@ class Stage:
         done.
 
         If the body raises, or the process is killed, finished units stay and the next run goes on.
+
+        Raises
+        ------
+        DoneElsewhere
+            Another pipeline on this run has finished an attempt since this one began.
         """
+        journal = Journal(self.run_dir, self.name)
         with exclusive(f"{self.name} of {self.run_dir.name}"):
-            journal = Journal(self.run_dir, self.name)
+            if journal.published_since(pipeline_start()):
+                raise DoneElsewhere(f"another process has finished {self.name} of {self.run_dir}")
+            start = time.monotonic()
             attempt = journal.attempt()
             yield attempt
             if not attempt.has("complete"):
-                attempt.put("complete", [self.event("attempt/complete", value=1.0)])
+                seconds = {"attempt/taken_s": time.monotonic() - start, "attempt/complete": 1.0}
+                attempt.put("complete", [self.event(m, value=v) for m, v in seconds.items()])
             table = events.to_frame(journal.all_rows())
             events.write(table, self.run_dir / "events" / f"{self.name}.parquet")
             attempt.publish()
@@ -222,6 +275,11 @@ def blocks(cell: Cell, count: int, names: list[str], seed: int) -> list[Block]:
     ]
 
 
+def columns(cell: Cell) -> dict[str, Any]:
+    """The columns of a cell's events."""
+    return {key: cell[key] for key in CELL_COLUMNS if key in cell}
+
+
 def run_blocks(
     stage: Stage,
     attempt: Attempt,
@@ -234,22 +292,37 @@ def run_blocks(
 ) -> None:
     """Run every block that the journal does not have yet.
 
-    ``gated``: a block that its probes call void is run again, as another trial, up to the
-    protocol's cap; results have no say in it.
+    ``gated``: a block that the gates call void is run again, as another trial, up to the protocol's
+    cap; how the arms compare has no say in it. How long a block took is what the others of its cell
+    are expected to take, with the share of void ones so far.
     """
     limits = stage.protocol["gates"]
-    for block in planned:
-        columns = {key: block.cell[key] for key in ("context", "sessions", "threads")}
+    valid = voids = 0
+    for place, block in enumerate(planned):
         void: str | None = None
         for trial in range(limits["max_trials"] if gated else 1):
             unit = f"{block.name}-trial{trial}"
             if not attempt.has(unit):
-                rows = run_arms(stage, attempt, module, block.order, spec_of(block), columns)
-                attempt.put(unit, stage.events(rows, block=block.number, trial=trial, **columns))
+                start = time.monotonic()
+                spec = spec_of(block)
+                rows = run_arms(stage, attempt, module, block.order, spec, columns(block.cell))
+                seconds = time.monotonic() - start
+                rows.append({"metric": "block/taken_s", "value": seconds})
+                cell = {"block": block.number, "trial": trial, **columns(block.cell)}
+                attempt.put(unit, stage.events(rows, **cell))
+                rate = (voids + VOID_PRIOR * _VOID_PRIOR_BLOCKS) / (
+                    valid + voids + _VOID_PRIOR_BLOCKS
+                )
+                each = seconds / (1 - rate if gated else 1)
+                left = [b.name for b in planned[place:] if b.cell == block.cell]
+                if progress.in_seconds:
+                    progress.expect(dict.fromkeys(left, each))
             if gated:
                 void = gates.void_reason(events.to_frame(attempt.unit(unit)), limits)
             if void is None:
+                valid += 1
                 break
+            voids += 1
             progress.say(f"{unit} is void: {void}")
         progress.done(block.name, "void, no trial left" if void else "")
 
@@ -260,7 +333,7 @@ def run_arms(
     module: str,
     order: list[str],
     spec: dict[str, Any],
-    columns: dict[str, int],
+    columns: dict[str, Any],
 ) -> list[Row]:
     """Rows of one measured process.
 
@@ -278,90 +351,3 @@ def run_arms(
             print(f"{stage.name}: {error.candidate} is out: {text}", file=sys.stderr, flush=True)
             row = stage.event("failed", candidate=error.candidate, text=text, **columns)
             attempt.put(f"died-{error.candidate}", [row])
-
-
-#: Seconds between two lines about one unit in a log.
-LOG_EVERY_S = 15.0
-
-
-class Progress:
-    """Says what is done and what is left: a bar on a terminal, plain lines in a log.
-
-    ``weights``: unit → its share of the work, for ``in_seconds`` the time that it is estimated to
-    take. The time that is left comes from how long the finished ones really took.
-    """
-
-    def __init__(self, title: str, weights: dict[str, float], in_seconds: bool = False) -> None:
-        self._title = title
-        self._in_seconds = in_seconds
-        self._weights = weights
-        self._total = sum(weights.values())
-        self._finished = 0.0
-        self._start = time.monotonic()
-        self._said = self._start
-        self._bar: Any = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress as Bar
-            from rich.progress import TimeElapsedColumn, TimeRemainingColumn
-
-            self._bar = Bar(
-                *Bar.get_default_columns()[:3],
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                refresh_per_second=1,  # drawing takes time from a block on all cores
-            )
-            self._task = self._bar.add_task(title, total=self._total or 1.0)
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
-        if self._in_seconds and self._total:
-            self.say(f"estimated time {duration(self._total)}")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def say(self, text: str) -> None:
-        """One line above the bar, or in the log."""
-        line = f"{self._title}: {text}"
-        if self._bar is not None:
-            self._bar.console.print(line, highlight=False, markup=False)
-        else:
-            print(line, file=sys.stderr, flush=True)
-
-    def within(self, unit: str, share: float) -> None:
-        """A long unit is done to this share; in a log at most one line in `LOG_EVERY_S`."""
-        now = time.monotonic()
-        finished = self._finished + share * self._weights.get(unit, 0.0)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=finished)
-        elif now - self._said >= LOG_EVERY_S and share < 1:
-            self._said = now
-            self._say_share(finished, f"{unit} at {share:.0%}")
-
-    def done(self, unit: str, remark: str = "") -> None:
-        """A unit is finished."""
-        self._finished += self._weights.get(unit, 0.0)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._finished)
-            if not remark:
-                return
-        self._say_share(self._finished, f"{unit} done{f' ({remark})' if remark else ''}")
-
-    def _say_share(self, finished: float, what: str) -> None:
-        share = finished / self._total if self._total else 1.0
-        spent = time.monotonic() - self._start
-        left = spent * (1 - share) / share if share > 0 else 0.0
-        self.say(f"{what}, {share:.0%} of all, about {duration(left)} left")
-
-
-def duration(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``1 h 05 min``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -40,7 +40,7 @@ def outcome_events(document: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def try_candidate(name: str, out: Path) -> list[dict[str, Any]]:
+def try_candidate(name: str, out: Path, page_tokens: tuple[int, ...]) -> list[dict[str, Any]]:
     """Write one candidate's JSON and return its rows; none for one that was not built."""
     candidate = candidates.get(name)
     if candidate.not_built is not None:
@@ -48,7 +48,7 @@ def try_candidate(name: str, out: Path) -> list[dict[str, Any]]:
         isolated.write(out, document)
         print(f"conformance: {name} is not built: {candidate.not_built}", file=sys.stderr)
         return []
-    document = isolated.run_isolated(name, out)
+    document = isolated.run_isolated(name, out, page_tokens)
     said = "passed" if document["passed"] else "FAILED " + ", ".join(document["failed"])
     print(f"conformance: {name} {said} {document['crash']}", file=sys.stderr)
     return outcome_events(document)
@@ -66,13 +66,17 @@ def main(argv: list[str] | None = None) -> int:
     rows = [events.event("attempt/complete", value=1.0)]
     # Threads only wait for processes here. Nothing is timed, so candidates may run side by side.
     with ThreadPoolExecutor(args.jobs) as pool:
-        names = registered["candidates"]
-        for found in pool.map(try_candidate, names, [folder / f"{n}.json" for n in names]):
+        page_tokens = tuple(registered["conformance"]["page_tokens"])
+        for found in pool.map(
+            lambda name: try_candidate(name, folder / f"{name}.json", page_tokens),
+            registered["candidates"],
+        ):
             rows += found
     common = {
         "stage": "conformance",
         "protocol_sha256": protocol.sha256(registered),
         "build_id": build.facts()["build_id"],
+        "binary_sha256": build.binary_sha256(),
     }
     table = events.to_frame({**row, **common} for row in rows)
     events.write(table, args.run_dir / "events" / "conformance.parquet")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrial.stages.common import Block, Progress, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.stages.progress import Progress
 
 
 def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
@@ -36,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
         cell = {"context": rules["context"], "sessions": 1, "threads": 1}
         seed = stage.protocol["decision"]["bootstrap_seed"]
         planned = blocks(cell, rules["blocks"], names, seed)
-        with Progress("direct_write", {b.name: 1.0 for b in planned}) as progress:
+        estimated = stage.estimated(attempt, planned, gated=False)
+        with Progress("direct_write", estimated, in_seconds=True) as progress:
             run_blocks(
                 stage,
                 attempt,

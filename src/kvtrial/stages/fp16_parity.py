@@ -17,7 +17,8 @@ import yaml
 from kvtrial import paths
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
-from kvtrial.stages.common import Progress, Stage, StageError, exit_tracked, run_arms
+from kvtrial.stages.common import Stage, StageError, exit_tracked, run_arms
+from kvtrial.stages.progress import Progress
 
 #: A finished group is a unit of the journal; a process for each prompt would mostly start up.
 PROMPTS_A_PROCESS = 4
@@ -26,7 +27,7 @@ COLUMNS = {"context": 0, "sessions": 1, "threads": 1}
 
 def prompts(tokenizer: Any) -> list[list[int]]:
     """Token ids of the registered prompts, config/prompts.yaml."""
-    path = paths.config_dir() / "prompts.yaml"
+    path = paths.config_file("prompts.yaml")
     texts = yaml.safe_load(path.read_text(encoding="utf-8"))["prompts"]
     return [tokenizer.encode(text) for text in texts]
 

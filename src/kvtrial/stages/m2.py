@@ -3,28 +3,21 @@
 ``python -m kvtrial.stages.m2 --run-dir DIR --gguf FILE [--profile default|full]``
 
 Reads ``manifest.json``, ``protocol.json``, ``workload.json`` and ``conformance/`` of the run;
-writes ``events/m2.parquet``. Finished blocks are kept in the journal: after a kill the same command
-goes on.
+writes ``events/m2.parquet``. Where the protocol leaves the number of a cell's blocks open, the spread
+of the first ones fixes it (`kvtrial.rule.blocks_wanted`); their mean has no say. Finished blocks are
+kept in the journal: after a kill the same command goes on.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from kvtrial import events, gates
+from kvtrial.contrasts import Measured
 from kvtrial.journal import Attempt
 from kvtrial.measure import allocations, child
-from kvtrial.stages.common import (
-    Block,
-    Cell,
-    Progress,
-    Row,
-    Stage,
-    blocks,
-    exit_tracked,
-    run_arms,
-    run_blocks,
-)
+from kvtrial.stages.common import Block, Cell, Row, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.measure.block"
 #: Steps of the allocation pass: over the end of a page whatever its size.
@@ -32,46 +25,28 @@ ALLOCATION_STEPS = 72
 ALLOCATION_THREADS = (1, 2)
 
 
-def block_spec(stage: Stage, cell: Cell) -> dict[str, Any]:
+def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
     """What `kvtrial.measure.block` is told, but for the candidates."""
+    cell = block.cell
     return {
         "gguf": str(stage.gguf),
         "snapshots": stage.snapshots(cell["context"], cell["sessions"]),
+        "baseline": stage.protocol["parity"]["baseline"],
         "threads": cell["threads"],
         "page_tokens": stage.protocol["page_tokens"],
         "warmup_steps": stage.protocol["m2"]["warmup_steps"],
         "decode_steps": stage.protocol["decode_steps"],
-        "probe": True,
+        "seed": stage.protocol["decision"]["bootstrap_seed"] + block.number,
     }
 
 
-def estimate(
-    stage: Stage, attempt: Attempt, planned: list[Block], names: list[str]
-) -> dict[str, float]:
-    """Seconds that each block takes, from two quick blocks without probes.
-
-    Step time and the time to load are both nearly linear in the filled positions: the smallest and
-    the largest cell fix the lines.
-    """
-    if not planned:
-        return {}
-    cells = sorted((b.cell for b in planned), key=lambda c: c["context"] * c["sessions"])
-    steps = stage.protocol["m2"]["warmup_steps"] + stage.protocol["decode_steps"]
-    points: list[tuple[int, float]] = []
-    for cell in (cells[0], cells[-1]):
-        columns = {key: cell[key] for key in ("context", "sessions", "threads")}
-        spec = {**block_spec(stage, cell), "warmup_steps": 1, "decode_steps": 1, "probe": False}
-        start = time.monotonic()
-        rows = run_arms(stage, attempt, MODULE, names, spec, columns)
-        whole = time.monotonic() - start
-        step = sum(r["value"] for r in rows if r["metric"] == "m2/step_ms") / 1e3
-        points.append((cell["context"] * cell["sessions"], whole + (steps - 2) * step))
-    (x0, y0), (x1, y1) = points
-    slope = (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0
-    probes = 0.2 * len(names)  # two readings an arm
-    return {
-        b.name: y0 + slope * (b.cell["context"] * b.cell["sessions"] - x0) + probes for b in planned
-    }
+def further_blocks(stage: Stage, attempt: Attempt, cell: Cell, names: list[str]) -> list[Block]:
+    """What the registered precision asks for beyond the cell's first blocks, all of which are done."""
+    judged = gates.judge(events.to_frame(attempt.rows()), stage.protocol)
+    measured = Measured(judged.valid_rows, stage.protocol, stage.profile)
+    registered = next(c for c in measured.cells if gates.cell_name(c) == gates.cell_name(cell))
+    seed = stage.protocol["decision"]["bootstrap_seed"]
+    return blocks(cell, measured.blocks_wanted(registered), names, seed)[cell["blocks"] :]
 
 
 def count_allocations(stage: Stage, attempt: Attempt, names: list[str]) -> None:
@@ -102,18 +77,31 @@ def main(argv: list[str] | None = None) -> int:
     with stage.attempt() as attempt:
         names = stage.runnable(attempt, timed=True)
         seed = stage.protocol["decision"]["bootstrap_seed"]
-        planned = [b for cell in stage.cells() for b in blocks(cell, cell["blocks"], names, seed)]
-        left = [b for b in planned if not attempt.has(f"{b.name}-trial0")]
-        with Progress("m2", estimate(stage, attempt, left, names), in_seconds=True) as progress:
-            run_blocks(
-                stage,
-                attempt,
-                MODULE,
-                planned,
-                lambda block: block_spec(stage, block.cell),
-                progress,
-                gated=True,
-            )
+        cells = stage.measured_cells(attempt)
+        planned = [b for cell in cells for b in blocks(cell, cell["blocks"], names, seed)]
+        estimated = stage.estimated(attempt, planned, gated=True)
+        with Progress("m2", estimated, in_seconds=True) as progress:
+
+            def run(wanted: list[Block]) -> None:
+                run_blocks(
+                    stage,
+                    attempt,
+                    MODULE,
+                    wanted,
+                    lambda block: block_spec(stage, block),
+                    progress,
+                    gated=True,
+                )
+
+            run(planned)
+            for cell in cells:
+                if "max_blocks" not in cell:
+                    continue
+                if more := further_blocks(stage, attempt, cell, names):
+                    progress.say(
+                        f"{len(more)} more blocks at {gates.cell_name(cell)}, by its spread"
+                    )
+                    run(more)
         count_allocations(stage, attempt, names)
     return 0
 

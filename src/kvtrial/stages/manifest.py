@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from kvtrial import build, candidates, events, machine, models, protocol
 from kvtrial.contract import Candidate
 from kvtrial.run import write_text
+from kvtrial.stages import m1, workload
 
 
 def versions() -> dict[str, str]:
@@ -70,6 +71,7 @@ def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
         "run_id": manifest["run_id"],
         "model": manifest["model"]["name"],
         "machine": manifest["machine_class"],
+        "shape": manifest["model"]["shape"],
         "synthetic": "true" if manifest["model"]["synthetic"] else "",
         "profile": manifest["profile"],
     }
@@ -77,7 +79,7 @@ def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     for name, facts in manifest["candidates"].items():
         texts = {
             "profile": facts["profile"],
-            "language": facts["language"],
+            "role": facts["role"],
             "missing": ", ".join(facts["missing"]),
             "not_built": facts["not_built"],
         }
@@ -111,6 +113,7 @@ def main(argv: list[str] | None = None) -> int:
             "name": args.model,
             "sha256": models.sha256(args.gguf),
             "bytes": args.gguf.stat().st_size,
+            "shape": m1.shape_name(workload.shape_of_file(args.gguf)),
             "synthetic": models.is_synthetic(args.model),
         },
         "candidates": {

@@ -34,7 +34,8 @@ from kvtrial.measure.order import mirrored_orders
 from kvtrial.plots import peers as figure
 from kvtrial.run import write_text
 from kvtrial.stages import m1, m2
-from kvtrial.stages.common import Block, Cell, Progress, Row, Stage, exit_tracked, run_arms
+from kvtrial.stages.common import Block, Cell, Row, Stage, exit_tracked, run_arms
+from kvtrial.stages.progress import Progress
 
 #: Work → program → the module that measures it. "ours" are the arms of this project.
 MODULES = {
@@ -106,9 +107,11 @@ def spec_of(stage: Stage, planned: Round, order: list[str], seed: int) -> dict[s
     """What a measuring module is told, ours and theirs alike, but for the candidates."""
     cell = planned.cell
     if planned.work == "decode":
-        return {**m2.block_spec(stage, cell), "probe": False}
+        block = Block(cell, planned.number, order)
+        return {**m2.block_spec(stage, block), "probe": False}
     if planned.work == "attention":
-        return m1.block_spec(stage, Block(cell, planned.number, order), seed)
+        own = m1.shape_name(stage.workload["shape"])
+        return m1.block_spec(stage, Block({**cell, "shape": own}, planned.number, order))
     (folder,) = stage.snapshots(cell["context"], 1)
     tokens = json.loads((Path(folder) / "tokens.json").read_text(encoding="utf-8"))
     return {

@@ -7,7 +7,8 @@ Snapshots are shared between runs, below ``workloads/<model>/<workload_id>/<cont
 ``workload.json`` in the run's folder says which of them the run loads, relative to the results
 folder, and the shape of the stores::
 
-    {"workload_id": …, "shape": {"layers": …}, "snapshots": {"4096": ["workloads/…/4096-0", …]}}
+    {"workload_id": …, "shape": {"layers": …}, "snapshots": {"4096": ["workloads/…/4096-0", …]},
+     "skipped": {"16384x4x1": "4 sessions of 16384 positions need …"}}
 
 The smaller contexts of a session are prefixes of its larger ones, so one prefill passes through
 all. What the snapshots rest on is in their name: the model's bytes and the text's tokens. A later
@@ -21,31 +22,57 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvtrial import machine, models, workload
+from kvtrial import gates, machine, models, workload
 from kvtrial.contract import F32, KVSession
+from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.measure.exclusive import exclusive
-from kvtrial.measure.stores import opened, shape_of
+from kvtrial.measure.stores import budget_bytes, opened, shape_of
 from kvtrial.run import write_text
-from kvtrial.stages.common import Progress, Stage, exit_tracked
+from kvtrial.stages.common import Cell, Stage, exit_tracked
+from kvtrial.stages.progress import Progress
 
 #: The store that the prefill runs on.
 STORE = "K1"
 
 
-def contexts(stage: Stage) -> dict[int, int]:
+#: Beside the pool, a measured process holds probes, weights and the interpreter.
+HEADROOM_BYTES = 1 << 30
+
+
+def shape_of_file(gguf: Path) -> dict[str, int]:
+    """The store's shape for the model in a file, without loading its weights."""
+    config = ModelConfig.from_gguf(read_gguf(gguf))
+    return {key: getattr(config, key) for key in ("layers", "q_heads", "kv_heads", "head_dim")}
+
+
+def too_large(protocol: dict[str, Any], shape: dict[str, int], cell: Cell) -> str | None:
+    """Why this machine can't hold a cell, or None: to swap would measure the disk."""
+    tokens = cell["context"] + protocol["m2"]["warmup_steps"] + protocol["decode_steps"]
+    pool = budget_bytes(shape, tokens, cell["sessions"], protocol["page_tokens"])
+    needed, available = pool + HEADROOM_BYTES, machine.available_memory_bytes()
+    if needed <= available:
+        return None
+    return (
+        f"{cell['sessions']} sessions of {cell['context']} positions need {needed / 2**30:.1f} GiB of "
+        f"memory, {available / 2**30:.1f} GiB are available"
+    )
+
+
+def contexts(protocol: dict[str, Any], cells: list[Cell]) -> dict[int, int]:
     """Context → sessions, for every stage that loads snapshots; ascending."""
     needed: dict[int, int] = {}
-    wanted = [(cell["context"], cell["sessions"]) for cell in stage.cells()]
-    wanted.append((stage.protocol["direct_write"]["context"], 1))
-    wanted.append((stage.protocol["cold"]["prefix_tokens"], 1))
+    wanted = [(cell["context"], cell["sessions"]) for cell in cells]
+    wanted.append((protocol["direct_write"]["context"], 1))
+    wanted.append((protocol["cold"]["prefix_tokens"], 1))
     for context, sessions in sorted(wanted):
         needed[context] = max(needed.get(context, 0), sessions)
     return needed
@@ -97,9 +124,14 @@ def save(folder: Path, session: KVSession, ids: list[int], facts: dict[str, Any]
 _EVEN_POSITIONS = 4096
 
 
+def work(positions: int) -> float:
+    """The work of a prefill of so many positions, in units of the first one's."""
+    return positions * (1 + positions / (2 * _EVEN_POSITIONS))
+
+
 def share_done(done: int, of: int) -> float:
     """Share of a prefill's work after ``done`` of its positions."""
-    return done * (2 * _EVEN_POSITIONS + done) / (of * (2 * _EVEN_POSITIONS + of))
+    return work(done) / work(of)
 
 
 def prefill(
@@ -140,7 +172,16 @@ def _sha256(path: Path) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Command line of the stage."""
     stage = Stage.from_command_line("workload", __doc__, argv)
-    needed = contexts(stage)
+    shape = shape_of_file(stage.gguf)
+    skipped = {
+        gates.cell_name(cell): reason
+        for cell in stage.cells()
+        if (reason := too_large(stage.protocol, shape, cell)) is not None
+    }
+    for name, reason in skipped.items():
+        print(f"workload: cell {name} is left out: {reason}", file=sys.stderr, flush=True)
+    held = [cell for cell in stage.cells() if gates.cell_name(cell) not in skipped]
+    needed = contexts(stage.protocol, held)
     sessions = max(needed.values())
     tokenizer = Tokenizer(read_gguf(stage.gguf))
     texts = [
@@ -173,7 +214,8 @@ def main(argv: list[str] | None = None) -> int:
             progress.done(f"session {session}")
     document = {
         "workload_id": workload_id,
-        "shape": shape_of(model),
+        "shape": shape,
+        "skipped": skipped,
         "snapshots": {
             str(context): [folder(context, session).as_posix() for session in range(count)]
             for context, count in needed.items()

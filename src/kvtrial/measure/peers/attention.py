@@ -167,7 +167,8 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
 def _open_arm(name: str, snapshot: Snapshot, query: F32, spec: Spec) -> Arm:
     """As many sessions as fill the rotation, each with its own copy of the rows."""
     layers, count = rotation(spec, 2 * snapshot.k[0].nbytes)
-    k, v = snapshot.k[:layers], snapshot.v[:layers]
+    turns = np.arange(layers) % len(snapshot.k)
+    k, v = snapshot.k[turns], snapshot.v[turns]
 
     def session() -> Attends:
         if name == "torch":

@@ -1,0 +1,130 @@
+"""Where the difference comes from: the registered hypotheses, the profiles, direct write, A/A."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from kvtrial.contrasts import Measured, cell_key, contrast, digits, unpaired_contrast
+
+#: The two arms of stage ``aa``: one candidate, registered twice.
+AA_ARMS = ("first", "second")
+
+
+def hypotheses(measured: Measured, shape: str, protocol: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each registered contrast wherever it was measured.
+
+    ``m2/tokens_per_s`` is decode with the model, whose head shape is ``shape``;
+    ``m1/attention_speed`` is attention alone, at every head shape measured.
+    """
+    found = []
+    for hypothesis in protocol["hypotheses"]:
+        for cell in measured.cells:
+            start_cell = cell
+            if "threads" in hypothesis:
+                if cell["threads"] != hypothesis["threads"]:
+                    continue
+                start_cell = {**cell, "threads": 1}
+            sides = [
+                (
+                    "m2/tokens_per_s",
+                    shape,
+                    measured.tokens_per_s(cell, hypothesis["to"]),
+                    measured.tokens_per_s(start_cell, hypothesis["from"]),
+                )
+            ]
+            # Speed is time the other way up.
+            sides += [
+                (
+                    "m1/attention_speed",
+                    own,
+                    measured.attention_ms(start_cell, hypothesis["from"], own),
+                    measured.attention_ms(cell, hypothesis["to"], own),
+                )
+                for own in measured.shapes
+            ]
+            for metric, own, top, bottom in sides:
+                if not top or not bottom:
+                    continue
+                if start_cell is cell:
+                    ratio = contrast(top, bottom, protocol, cell["blocks"])
+                else:
+                    ratio = unpaired_contrast(top, bottom, protocol)
+                named = {key: hypothesis[key] for key in ("id", "claim", "from", "to")}
+                named["from_threads"] = start_cell["threads"]
+                found.append({**named, **cell_key(cell), "shape": own, "metric": metric, **ratio})
+    return found
+
+
+def profiles(
+    measured: Measured,
+    reasons: dict[str, list[str]],
+    parity_result: dict[str, Any],
+    protocol: dict[str, Any],
+) -> dict[str, Any]:
+    """Reduced-precision profiles: default only with parity evidence; FP32 stays available."""
+    primary = next(c for c in protocol["cells"] if c["role"] == "primary")
+    found = {}
+    for name in protocol["decision"]["profiles"]:
+        why_not = list(reasons[name])
+        if name not in parity_result["candidates"]:
+            why_not.append("parity: no evidence")
+        gain = contrast(
+            measured.tokens_per_s(primary, name),
+            measured.tokens_per_s(primary, "K1"),
+            protocol,
+            primary["blocks"],
+        )
+        found[name] = {"default_allowed": not why_not, "reasons": why_not, "against_K1": gain}
+    return found
+
+
+def same_twice(valid_rows: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
+    """A/A: one candidate registered twice. Its ratio is 1, and the interval should cover it.
+
+    ``covers_1`` is None where nothing was measured. One interval in twenty misses by chance.
+    """
+    rows = valid_rows[(valid_rows["stage"] == "aa") & (valid_rows["metric"] == "m2/step_ms")]
+    # Both decode equally many steps, so the ratio of tokens/s is that of the times the other way up.
+    seconds: dict[str, dict[int, float]] = {arm: {} for arm in AA_ARMS}
+    for (arm, block), own in rows.groupby(["candidate", "block"])["value"]:
+        seconds[str(arm)][int(block)] = float(own.sum()) / 1e3
+    ratio = contrast(seconds[AA_ARMS[0]], seconds[AA_ARMS[1]], protocol)
+    covers = None
+    if ratio["ratio"] is not None:
+        low, high = ratio["ci95"]
+        covers = low <= 1.0 <= high
+    return {"candidate": protocol["aa"]["candidate"], "covers_1": covers, **ratio}
+
+
+def direct_write(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any] | None:
+    """Reserved slots against scratch and append: identical bytes, and step time not inferior."""
+    rows = events[events["stage"] == "direct_write"]
+    if rows.empty:
+        return None
+    margin = protocol["direct_write"]["non_inferiority"]
+    found: dict[str, Any] = {}
+    for name, own in rows[rows["metric"] == "direct/step_ms"].groupby("candidate"):
+        sides = {
+            text: {int(b): float(v.mean()) for b, v in half.groupby("block")["value"]}
+            for text, half in own.groupby("text")
+        }
+        speed = contrast(sides.get("append", {}), sides.get("direct", {}), protocol)
+        identical = rows[(rows["candidate"] == name) & (rows["metric"] == "direct/identical")]
+        saved = rows[(rows["candidate"] == name) & (rows["metric"] == "direct/bytes_not_copied")]
+        found[str(name)] = {
+            "identical": bool(len(identical) and (identical["value"] == 1).all()),
+            "speed": speed,
+            "non_inferior": bool(
+                speed["ratio"] is not None
+                and speed["ci95"][0] is not None
+                and math.log(speed["ci95"][0])
+                >= math.log1p(-margin) - protocol["decision"]["relative_slack"]
+            ),
+            "bytes_not_copied_per_token": digits(float(saved["value"].mean()))
+            if len(saved)
+            else None,
+        }
+    return found

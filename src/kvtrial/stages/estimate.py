@@ -1,0 +1,254 @@
+"""Stage ``estimate``: how long the trial is going to take, said before it begins.
+
+``python -m kvtrial.stages.estimate --run-dir DIR --gguf FILE --jobs N``
+
+A few seconds of every candidate at a short and at a long context fix two lines, since filling a store
+and decoding a step are nearly linear in the positions. The rest is counting what the protocol asks
+for. Writes ``estimate.json``: ``stages`` and, for stages of blocks, ``blocks`` by cell, in seconds.
+What each stage then took is in its events (``attempt/estimated_s``, ``attempt/taken_s``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from kvtrial import candidates, gates, machine, paths
+from kvtrial.cold import KINDS
+from kvtrial.measure import child
+from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
+from kvtrial.measure.exclusive import exclusive
+from kvtrial.run import write_text
+from kvtrial.stages import m1, workload
+from kvtrial.stages.common import VOID_PRIOR, Cell, Stage
+from kvtrial.stages.progress import duration
+
+#: The long context of the calibration, in positions; beyond it the lines go on.
+LONG = 4096
+#: Seconds that a machine of any speed needs, about: two readings of the probes,
+PROBES_S = 0.2
+#: a candidate's conformance suite at one page size,
+CONFORMANCE_S = 5.0
+#: the oracle's bound for a position of one query head,
+ORACLE_S = 5e-6
+#: a crash round and a block of the cold tier,
+CRASH_S, COLD_BLOCK_S = 1.0, 6.0
+#: and what follows the measurements.
+VERDICT_S = 15.0
+#: A step's part outside attention grows little with the sessions: weights are read once.
+BATCH_COST = 0.3
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds at n positions: ``at + slope * n``, never under what was measured at 0."""
+
+    at: float
+    slope: float
+
+    @classmethod
+    def through(cls, points: dict[int, float]) -> Line:
+        """The line through the shortest and the longest context."""
+        short, long = min(points), max(points)
+        slope = (points[long] - points[short]) / (long - short) if long > short else 0.0
+        slope = max(slope, 0.0)
+        return cls(max(points[short] - slope * short, 0.0), slope)
+
+    def __call__(self, positions: float) -> float:
+        return self.at + self.slope * positions
+
+
+class Speed:
+    """What `kvtrial.measure.calibrate` found, as functions of the positions."""
+
+    def __init__(self, rows: list[dict[str, Any]], wall_s: float) -> None:
+        points: dict[tuple[str, str], dict[int, float]] = {}
+        for row in rows:
+            if "value" in row:
+                key = (row["metric"].removeprefix("calibrate/"), row.get("candidate", ""))
+                points.setdefault(key, {})[row.get("index", 0)] = row["value"]
+        self.names = [name for metric, name in points if metric == "step_s"]
+        self._lines = {key: Line.through(found) for key, found in points.items()}
+        self.prefill = points["prefill_s", ""]
+        #: Starting a process with the model in it.
+        inside = sum(v for found in points.values() for v in found.values())
+        self.start_s = max(0.5, min(wall_s - inside, 10.0)) + points["load_s", ""][0]
+        (self.exact_step,) = (line for (m, _), line in self._lines.items() if m == "exact_step_s")
+
+    def of(self, metric: str, name: str) -> Line:
+        """The line of ``fill_s``, ``step_s`` or ``attention_s`` of a candidate."""
+        return self._lines[metric, name]
+
+    def decode_s(self, name: str, cell: Cell, steps: int) -> float:
+        """Filling and decoding so many steps in a cell."""
+        context, sessions, threads = (cell[k] for k in ("context", "sessions", "threads"))
+        attention = self.of("attention_s", name)(context)
+        rest = max(self.of("step_s", name)(context) - attention, 0.0)
+        step = attention * sessions + rest * (1 + BATCH_COST * (sessions - 1))
+        return sessions * self.of("fill_s", name)(context) + steps * step / threads
+
+
+def block_seconds(
+    speed: Speed, protocol: dict[str, Any], cells: list[Cell], shapes: dict[str, dict[str, int]]
+) -> dict[str, dict[str, float]]:
+    """Stage → cell → seconds that one block takes."""
+    steps = protocol["m2"]["warmup_steps"] + protocol["decode_steps"]
+    names = speed.names
+    primary = next(c for c in cells if c["role"] == "primary")
+    direct = {"context": protocol["direct_write"]["context"], "sessions": 1, "threads": 1}
+    cold = {"context": protocol["cold"]["prefix_tokens"], "sessions": 1, "threads": 1}
+    same = protocol["aa"]["candidate"]
+    start = speed.start_s
+
+    def arms(cell: Cell, listed: list[str], times: int = 1) -> float:
+        decodes = (times * speed.decode_s(name, cell, steps) + PROBES_S for name in listed)
+        return start + sum(decodes)
+
+    own = next(iter(shapes.values()))
+    m1_cells = {
+        gates.cell_name({**cell, "shape": name}): start
+        + _attention_block_s(speed, protocol, cell, shape, own)
+        for name, shape in shapes.items()
+        for cell in cells
+        if cell["sessions"] == 1
+    }
+    return {
+        "m1": m1_cells,
+        "m2": {gates.cell_name(cell): arms(cell, names) for cell in cells},
+        "aa": {gates.cell_name(primary): arms(primary, [same] * 2 if same in names else [])},
+        "direct_write": {gates.cell_name(direct): arms(direct, names, times=2)},
+        "cold_tier": {gates.cell_name(cold): COLD_BLOCK_S},
+    }
+
+
+def _attention_block_s(
+    speed: Speed,
+    protocol: dict[str, Any],
+    cell: Cell,
+    shape: dict[str, int],
+    own: dict[str, int],
+) -> float:
+    rules = protocol["m1"]
+    context = cell["context"]
+    # Time goes with the rows' bytes; scalar arms go with the query heads, which matters less here.
+    wider = shape["kv_heads"] * shape["head_dim"] / (own["kv_heads"] * own["head_dim"])
+    region = {
+        name: wider * speed.of("attention_s", name)(context) / own["layers"] for name in speed.names
+    }
+    calls = math.ceil(SHORTEST_ITERATION_NS / 1e9 / max(min(region.values()), 1e-9))
+    iterations = rules["warmup_iterations"] + rules["iterations"]
+    row_bytes = 8 * shape["kv_heads"] * shape["head_dim"]
+    rotation = rules["rotation_llc_multiple"] * machine.last_level_cache_bytes()
+    regions = max(1, math.ceil(rotation / (row_bytes * context)))
+    fills = sum(
+        wider * speed.of("fill_s", name)(context) * regions / own["layers"] for name in speed.names
+    )
+    in_cache = sum(3 * t + 10 * max(t, SHORTEST_ITERATION_NS / 1e9) for t in region.values())
+    oracle = CHECKED_ITERATIONS * 3 * ORACLE_S * context * shape["q_heads"]
+    return fills + iterations * calls * sum(region.values()) + in_cache + oracle + PROBES_S
+
+
+def stage_seconds(
+    speed: Speed,
+    protocol: dict[str, Any],
+    cells: list[Cell],
+    per_block: dict[str, dict[str, float]],
+    contexts: dict[int, int],
+    prompts: int,
+    jobs: int,
+) -> dict[str, float]:
+    """Stage → seconds, with the blocks that are usually void run again."""
+    again = 1 / (1 - VOID_PRIOR)
+    m1_own = next(iter(per_block["m1"])).rpartition("-")[2]
+
+    def m1_blocks(cell: str) -> int:
+        own = cell.endswith(f"-{m1_own}")
+        return int(protocol["m1"]["blocks" if own else "shape_blocks"])
+
+    (short, prefill_s), *_ = sorted(speed.prefill.items())
+    one = prefill_s / workload.work(short)
+    cold = protocol["cold"]
+    return {
+        "workload": sum(
+            one * workload.work(max(c for c, count in contexts.items() if session < count))
+            for session in range(max(contexts.values()))
+        ),
+        "conformance": CONFORMANCE_S
+        * len(protocol["conformance"]["page_tokens"])
+        * len(speed.names)
+        / jobs,
+        "fp16_parity": prompts
+        * protocol["parity"]["steps_per_prompt"]
+        * len(speed.names)
+        * speed.exact_step.at,
+        "m1": again * sum(m1_blocks(cell) * s for cell, s in per_block["m1"].items()),
+        "m2": again
+        * sum(cell["blocks"] * per_block["m2"][gates.cell_name(cell)] for cell in cells),
+        "aa": again * protocol["aa"]["blocks"] * sum(per_block["aa"].values()),
+        "direct_write": protocol["direct_write"]["blocks"]
+        * sum(per_block["direct_write"].values()),
+        "cold_tier": cold["blocks"] * COLD_BLOCK_S + len(KINDS) * cold["crash_rounds"] * CRASH_S,
+        "verdict": VERDICT_S,
+    }
+
+
+def calibrate(stage: Stage, names: list[str]) -> Speed:
+    """Measure every candidate that runs; one that does not is left out."""
+    contexts = [cell["context"] for cell in stage.cells()]
+    spec = {
+        "gguf": str(stage.gguf),
+        "candidates": names,
+        "contexts": [min(contexts), min(LONG, max(contexts))],
+        "page_tokens": stage.protocol["page_tokens"],
+        "prefill_store": workload.STORE,
+        "baseline": stage.protocol["parity"]["baseline"],
+    }
+    start = time.monotonic()
+    rows = child.run("kvtrial.measure.calibrate", spec, threads=machine.usable_cpus())
+    return Speed(rows, time.monotonic() - start)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of the stage."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--jobs", type=int, default=1)
+    args, rest = parser.parse_known_args(argv)
+    stage = Stage.from_command_line("estimate", __doc__, rest)
+    names = [n for n in stage.protocol["candidates"] if candidates.get(n).not_built is None]
+    with exclusive(f"estimate of {stage.run_dir.name}"):
+        speed = calibrate(stage, names)
+    shape = workload.shape_of_file(stage.gguf)
+    prompts = yaml.safe_load(paths.config_file("prompts.yaml").read_text(encoding="utf-8"))
+    cells = stage.cells()
+    per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, shape))
+    seconds = stage_seconds(
+        speed,
+        stage.protocol,
+        cells,
+        per_block,
+        workload.contexts(stage.protocol, cells),
+        len(prompts["prompts"]),
+        args.jobs,
+    )
+    said = ", ".join(f"{name} {duration(s)}" for name, s in seconds.items())
+    print(
+        f"the trial is going to take about {duration(sum(seconds.values()))} ({said})",
+        file=sys.stderr,
+        flush=True,
+    )
+    document = {"stages": seconds, "blocks": per_block}
+    write_text(stage.run_dir / "estimate.json", json.dumps(document, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    from kvtrial.cli import exit_with
+
+    exit_with(main)
