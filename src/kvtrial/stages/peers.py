@@ -103,7 +103,7 @@ def plan(
     return found
 
 
-def spec_of(stage: Stage, planned: Round, order: list[str], seed: int) -> dict[str, Any]:
+def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
     """What a measuring module is told, ours and theirs alike, but for the candidates."""
     cell = planned.cell
     if planned.work == "decode":
@@ -135,14 +135,14 @@ def shortened(work: str, spec: dict[str, Any]) -> tuple[dict[str, Any], float]:
 
 
 def run_round(
-    stage: Stage, attempt: Attempt, planned: Round, seed: int, quick: bool = False
+    stage: Stage, attempt: Attempt, planned: Round, quick: bool = False
 ) -> tuple[list[Row], float]:
     """Rows of one round, and the seconds that it takes: for ``quick`` those of the whole round."""
     rows: list[Row] = []
     start = time.monotonic()
     more = 1.0
     for program, order in planned.programs.items():
-        spec = spec_of(stage, planned, order, seed)
+        spec = spec_of(stage, planned, order)
         if quick:
             spec, more = shortened(planned.work, spec)
         module = MODULES[planned.work][program]
@@ -156,7 +156,7 @@ def run_round(
     return rows, spent + (more - 1) * timed
 
 
-def estimate(stage: Stage, attempt: Attempt, left: list[Round], seed: int) -> dict[str, float]:
+def estimate(stage: Stage, attempt: Attempt, left: list[Round]) -> dict[str, float]:
     """Seconds that each round takes, from quick ones in the smallest and the largest cell.
 
     What a round takes is nearly linear in the filled positions. Several threads are taken for as
@@ -167,7 +167,7 @@ def estimate(stage: Stage, attempt: Attempt, left: list[Round], seed: int) -> di
         own = [r for r in left if r.work == work]
         first = {r.cell["context"]: r for r in reversed(own)}
         ends = sorted({min(first, default=0), max(first, default=0)} & first.keys())
-        seconds = [run_round(stage, attempt, first[end], seed, quick=True)[1] for end in ends]
+        seconds = [run_round(stage, attempt, first[end], quick=True)[1] for end in ends]
         found |= {r.name: float(np.interp(r.cell["context"], ends, seconds)) for r in own}
     return found
 
@@ -218,10 +218,10 @@ def main(argv: list[str] | None = None) -> int:
         arms = {"ours": our_arms(stage, attempt)} | {p: peers.arms_of(p) for p in present}
         planned = plan(contexts, asked.threads, asked.blocks, arms, seed)
         left = [r for r in planned if not attempt.has(r.name)]
-        seconds = estimate(stage, attempt, left, seed)
+        seconds = estimate(stage, attempt, left)
         with Progress("peers", seconds, in_seconds=True) as progress:
             for r in left:
-                rows, _ = run_round(stage, attempt, r, seed)
+                rows, _ = run_round(stage, attempt, r)
                 attempt.put(r.name, stage.events(rows, block=r.number, **r.cell))
                 progress.done(r.name)
         compared = write_comparison(stage, events.to_frame(journal.all_rows()))
