@@ -47,7 +47,8 @@ def test_report_and_adopt_follow_the_verdict(snakemake):
 def test_the_peers_need_no_verdict(snakemake):
     done = snakemake("-n", "peers", "--config", "peers={contexts: [512], threads: [1]}")
     assert done.returncode == 0, done.stdout
-    wanted = {"build", "model", "manifest", "workload", "conformance", "peers", "total"}
+    wanted = {"build", "model", "manifest", "estimate", "workload", "conformance"}
+    wanted |= {"peers", "total"}
     assert set(planned(done.stdout)) == wanted
 
 
