@@ -113,6 +113,8 @@ def install_extra(name):
     wanted = fingerprint([requirements])
     if not is_current(stamp, wanted):
         print(f"set-up: installing the extra `{name}`; minutes the first time", flush=True)
+        # llama.cpp's part for pictures takes a third of its build and is not used.
+        os.environ.setdefault("CMAKE_ARGS", "-DLLAVA_BUILD=OFF")
         # Without isolation: what builds them is what builds the kernels, pinned and installed already.
         pip("--require-hashes", "--no-build-isolation", "--requirement", requirements)
         stamp.write_text(wanted)

@@ -234,7 +234,8 @@ def a_few_rows(layers=2, cells=3, heads=2, width=32):
 def test_the_state_byte_for_byte():
     k, v = a_few_rows(layers=1, cells=2, heads=1)
     state = llama_state.join(llama_state.sections(k, v, PEERS["llama.cpp-f32"])).tobytes()
-    expected = struct.pack("<II", 1, 2)  # one stream of two cells
+    expected = struct.pack("<Ii", 0xAF143CD8, 0)  # sequence 0
+    expected += struct.pack("<II", 1, 2)  # one stream of two cells
     expected += struct.pack("<iIi", 0, 1, 0) + struct.pack("<iIi", 1, 1, 0)
     expected += struct.pack("<II", 1, 1)  # V transposed, one layer
     expected += struct.pack("<iQ", 0, 128) + k.tobytes()  # F32, rows of 32 elements
@@ -245,7 +246,7 @@ def test_the_state_byte_for_byte():
 def test_with_flash_attention_values_are_rows():
     k, v = a_few_rows(layers=1, cells=2, heads=1)
     state = llama_state.join(llama_state.sections(k, v, PEERS["llama.cpp-f16-fa"])).tobytes()
-    assert struct.unpack_from("<II", state, 8 + 24) == (0, 1)
+    assert struct.unpack_from("<II", state, 16 + 24) == (0, 1)
     assert state.endswith(struct.pack("<iQ", 1, 64) + v.astype("<f2").tobytes())
 
 
@@ -261,6 +262,20 @@ def test_q8_0_rows_are_a_scale_and_32_bytes_a_block():
         llama_state.stored(np.zeros((1, 40), np.float32), "q8_0")
 
 
+def test_quantised_heads_of_64_are_turned_before():
+    row = np.zeros((1, 1, 128), np.float32)
+    row[0, 0, 0] = 16.0
+    spread = llama_state.turned(row, "q8_0", widest=False)  # 16 / sqrt(64) over the first 64
+    assert spread[0, 0].tolist() == [2.0] * 64 + [0.0] * 64
+    wide = llama_state.turned(row, "q8_0", widest=True)
+    assert wide[0, 0] == pytest.approx(np.full(128, 16 / math.sqrt(128)))
+    twice = llama_state.turned(spread, "q8_0", widest=False)  # its own inverse
+    assert twice == pytest.approx(row)
+    assert llama_state.turned(row, "f16", widest=True) is row
+    narrow = np.ones((1, 1, 32), np.float32)
+    assert llama_state.turned(narrow, "q8_0", widest=True) is narrow
+
+
 @pytest.mark.parametrize("arm", peers.arms_of("llama.cpp"))
 def test_a_layout_is_recognised_whatever_its_rows_are(arm):
     k, v = a_few_rows()
@@ -270,6 +285,6 @@ def test_a_layout_is_recognised_whatever_its_rows_are(arm):
         with pytest.raises(llama_state.UnknownStateLayout):
             llama_state.check_layout(changed, llama_state.sections(k, v, PEERS[arm]))
     other = own.copy()
-    other[8 + 3 * 12] ^= 1  # whether V is transposed
-    with pytest.raises(llama_state.UnknownStateLayout, match=r"at byte 44; run `make peers`"):
+    other[16 + 3 * 12] ^= 1  # whether V is transposed
+    with pytest.raises(llama_state.UnknownStateLayout, match=r"at byte 52; run `make peers`"):
         llama_state.check_layout(other, llama_state.sections(k, v, PEERS[arm]))

@@ -4,6 +4,7 @@ Its layout is no public interface, so it is never trusted: `check_layout` compar
 the installed version made itself. Integers are little-endian:
 
 =====================  =============================================================================
+magic, sequence        uint32 0xaf143cd8, int32 0
 streams, cells         uint32 each; one stream
 each cell              position int32, number of sequences uint32 (1), the sequence int32 (0)
 V transposed, layers   uint32 each; V is transposed unless flash attention is on
@@ -11,6 +12,9 @@ K of each layer        ggml type int32, bytes of a row uint64, the rows
 V of each layer        type int32, bytes of a row uint64, the rows; or transposed: type int32, bytes of
                        an element uint32, elements of a row uint32, then one run of cells for each
 =====================  =============================================================================
+
+Quantised rows whose heads are whole multiples of 64 are stored after a turn by an orthonormal
+Walsh-Hadamard matrix, which spreads outliers over the blocks; queries and outputs are turned likewise.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import hadamard
 
 from kvtrial.contract import F32
 from kvtrial.peers import Peer
@@ -27,7 +32,9 @@ from kvtrial.peers import Peer
 U8 = npt.NDArray[np.uint8]
 
 _GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+_MAGIC = 0xAF143CD8
 _Q8_BLOCK = 32
+_TURN = 64
 
 
 class UnknownStateLayout(RuntimeError):
@@ -43,14 +50,14 @@ def sections(k: F32, v: F32, peer: Peer) -> Iterator[bytes | np.ndarray]:
     table = np.zeros((cells, 3), "<i4")
     table[:, 0] = np.arange(cells)
     table[:, 1] = 1
-    yield struct.pack("<II", 1, cells) + table.tobytes()
+    yield struct.pack("<IiII", _MAGIC, 0, 1, cells) + table.tobytes()
     yield struct.pack("<II", not peer.flash, layers)
     for layer in range(layers):
-        rows = stored(k[layer].reshape(cells, -1), peer.k_type)
+        rows = stored(turned(k[layer], peer.k_type, widest=True).reshape(cells, -1), peer.k_type)
         yield struct.pack("<iQ", _GGML_TYPES[peer.k_type], rows.nbytes // cells)
         yield rows
     for layer in range(layers):
-        flat = v[layer].reshape(cells, -1)
+        flat = turned(v[layer], peer.v_type, widest=False).reshape(cells, -1)
         if peer.flash:
             rows = stored(flat, peer.v_type)
             yield struct.pack("<iQ", _GGML_TYPES[peer.v_type], rows.nbytes // cells)
@@ -58,6 +65,21 @@ def sections(k: F32, v: F32, peer: Peer) -> Iterator[bytes | np.ndarray]:
             rows = np.ascontiguousarray(stored(flat, peer.v_type).T)
             yield struct.pack("<iII", _GGML_TYPES[peer.v_type], rows.itemsize, len(rows))
         yield rows
+
+
+def turned(rows: F32, kind: str, *, widest: bool) -> F32:
+    """Rows (N, H_kv, D) as they are before they are quantised, float32.
+
+    ``widest``: by the widest matrix whose size divides D, as K is; else by one of 64, as V is.
+    """
+    if kind != "q8_0" or rows.shape[-1] % _TURN:
+        return rows
+    size = _TURN
+    while widest and rows.shape[-1] % (2 * size) == 0:
+        size *= 2
+    matrix = (hadamard(size) / np.sqrt(size)).astype(np.float32)
+    whole: F32 = (rows.reshape(-1, size) @ matrix).reshape(rows.shape)
+    return whole
 
 
 def stored(rows: F32, kind: str) -> np.ndarray:
