@@ -79,6 +79,8 @@ class Run:
         The registered protocol, checked.
     build_id : str
         12 hex digits of `kvtrial.build.identity`.
+    strangers : str
+        8 hex digits of `strangers`; empty where every candidate is ours.
     """
 
     results: Path
@@ -86,12 +88,16 @@ class Run:
     profile: str
     protocol: dict[str, Any]
     build_id: str
+    strangers: str = ""
 
     @property
     def run_id(self) -> str:
-        """``<model>-<protocol 8>-<machine 8>-<build 12>``, and ``-full`` in that profile."""
+        """``<model>-<protocol 8>-<machine 8>-<build 12>``; ``-<strangers 8>`` where candidates of
+        other packages compete, ``-full`` in that profile."""
         digest = hashlib.sha256(machine.machine_class().encode()).hexdigest()
         parts = [self.model, protocol.sha256(self.protocol)[:8], digest[:8], self.build_id]
+        if self.strangers:
+            parts.append(self.strangers)
         if self.profile != "default":
             parts.append(self.profile)
         return "-".join(parts)
@@ -164,6 +170,24 @@ def registered_candidates() -> list[str]:
     return sorted({point.name for point in entry_points(group="kvtrial.candidates")})
 
 
+def strangers(names: list[str]) -> str:
+    """8 hex digits over the other packages that ``names`` come from; empty where all are ours.
+
+    The build's identity says nothing of them: without this, a changed kernel in another package would
+    go on with the blocks of the old one. An installed package lists each of its files with a hash.
+    """
+    installed = {
+        point.dist.name: point.dist.read_text("RECORD") or point.dist.version
+        for point in entry_points(group="kvtrial.candidates")
+        if point.name in names and point.dist is not None and point.dist.name != "kvtrial"
+    }
+    return (
+        hashlib.sha256(repr(sorted(installed.items())).encode()).hexdigest()[:8]
+        if installed
+        else ""
+    )
+
+
 def plan(config: dict[str, Any], results: Path | None = None) -> Run:
     """The run that a configuration asks for.
 
@@ -203,4 +227,5 @@ def plan(config: dict[str, Any], results: Path | None = None) -> Run:
         profile=profile,
         protocol=registered,
         build_id=build.identity(),
+        strangers=strangers(registered["candidates"]),
     )

@@ -62,6 +62,34 @@ def test_another_machine_build_model_or_profile_is_another_run(config, monkeypat
     assert names[1] == names[0] + "-full"
 
 
+@pytest.fixture
+def stranger(tmp_path, monkeypatch) -> Path:
+    """RECORD of an installed package that registers a candidate ``Theirs``."""
+    folder = tmp_path / "site" / "theirs-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Name: theirs\nVersion: 1.0\n", encoding="utf-8")
+    (folder / "entry_points.txt").write_text(
+        "[kvtrial.candidates]\nTheirs = theirs:THEIRS\n", encoding="utf-8"
+    )
+    record = folder / "RECORD"
+    record.write_text("theirs.py,sha256=one,9\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return record
+
+
+def test_a_candidate_of_another_package_is_in_the_name_once_it_competes(config, stranger, tmp_path):
+    ours = run.plan(config).run_id
+    text = PROTOCOL.read_text(encoding="utf-8").replace(
+        "candidates: [K0", "candidates: [Theirs, K0"
+    )
+    config["protocol"] = edited(tmp_path, text)
+    first = run.plan(config).run_id
+    assert len(first.split("-")[-1]) == 8 and len(ours.split("-")[-1]) == 12
+    assert run.plan(config).run_id == first
+    stranger.write_text("theirs.py,sha256=two,9\n", encoding="utf-8")
+    assert run.plan(config).run_id != first
+
+
 def test_an_unknown_profile_lists_the_known_ones(config):
     with pytest.raises(run.ConfigError, match="no profile 'fast'; known: default, full"):
         run.plan({**config, "profile": "fast"})
