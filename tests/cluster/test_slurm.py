@@ -166,7 +166,7 @@ def test_a_trial_runs_on_a_node_of_its_own(slurm: dict[str, str], tmp_path: Path
             sys.executable, "-m", "snakemake", "--profile", str(ROOT / "profiles" / "slurm"),
             "--snakefile", str(ROOT / "workflow" / "fleet.smk"), "--directory", str(tmp_path),
             "--configfile", str(fleet),
-            "--default-resources", "slurm_extra='--exclusive'", "mem_mb=1000", "runtime=20",
+            "--default-resources", "slurm_extra='--exclusive'", "mem_mb=1000", "runtime=60",
             # A cluster without accounting, and without patience.
             "--slurm-no-account", "--slurm-status-command", "squeue",
             "--slurm-init-seconds-before-status-checks", "5", "--latency-wait", "10",
@@ -176,7 +176,7 @@ def test_a_trial_runs_on_a_node_of_its_own(slurm: dict[str, str], tmp_path: Path
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=1200,
+        timeout=3600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + "".join(
         f"\n{log}:\n{log.read_text(errors='replace')}" for log in tmp_path.rglob("*.log")
