@@ -59,7 +59,7 @@ docs: setup  ## the documentation as a website, build/docs
 	@$(PY) scripts/check_site.py build/docs
 
 rulegraph: setup  ## draw docs/img/rulegraph.svg again (needs Graphviz)
-	@$(SNAKEMAKE) --quiet all --rulegraph dot report adopt | dot -Tsvg > docs/img/rulegraph.svg
+	@$(SNAKEMAKE) --quiet all --rulegraph dot report adopt peers | dot -Tsvg > docs/img/rulegraph.svg
 
 test: setup model  ## the tests, without the slow ones
 	@$(PY) -m pytest -m "not slow and not cluster" $(ARGS)

@@ -16,7 +16,7 @@ def edges(names: list[tuple[str, str]], arrows: list[tuple[str, str]]) -> set[tu
 
 
 def test_the_drawn_graph_is_that_of_the_workflow(snakemake):
-    done = snakemake("--rulegraph", "dot", "report", "adopt")
+    done = snakemake("--rulegraph", "dot", "report", "adopt", "peers")
     assert done.returncode == 0, done.stdout
     wanted = edges(
         re.findall(r'(\d+)\[label = "(\w+)', done.stdout),

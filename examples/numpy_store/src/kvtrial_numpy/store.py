@@ -105,8 +105,10 @@ class FlatSession:
     def _array(self, x: Any, shape: tuple[int, ...], name: str, writable: bool = False) -> F32:
         if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.shape != shape:
             raise InvalidArgument(f"{name} has to be a float32 array of shape {shape}")
-        if not x.flags.c_contiguous or (writable and not x.flags.writeable):
-            raise InvalidArgument(f"{name} has to be C-contiguous{' and writable' * writable}")
+        if not (x.flags.c_contiguous and x.flags.aligned and (x.flags.writeable or not writable)):
+            raise InvalidArgument(
+                f"{name} has to be C-contiguous and aligned{', and writable' * writable}"
+            )
         return x
 
     def _check_boundary(self) -> None:
