@@ -81,7 +81,12 @@ def generate(args: argparse.Namespace) -> None:
     from kvtrial.generate import Continuation
 
     made = Continuation(
-        args.text, model=args.model, tokens=args.tokens, store=args.store, threads=args.threads
+        args.text,
+        model=args.model,
+        tokens=args.tokens,
+        store=args.store,
+        threads=args.threads,
+        cold=args.cold,
     )
     for piece in made:
         print(piece, end="", flush=True)
@@ -89,6 +94,19 @@ def generate(args: argparse.Namespace) -> None:
     if (rate := made.tokens_per_s) is not None:
         print(
             f"{made.made} tokens, {rate:.1f} tokens/s with {made.store}",
+            file=sys.stderr,
+        )
+    if (known := made.restored) is not None:
+        print(
+            f"{known.tokens} tokens of the prompt restored in {known.restore_ms:.1f} ms instead of "
+            f"computed in about {known.prefill_ms:.0f} ms: "
+            f"{known.prefill_ms - known.restore_ms:.0f} ms saved",
+            file=sys.stderr,
+        )
+    if (kept := made.spilled) is not None:
+        print(
+            f"{kept.rows} tokens in {args.cold}: {kept.pages_written} pages written, "
+            f"{kept.pages_shared} were there",
             file=sys.stderr,
         )
 
@@ -172,6 +190,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--model", default=run.DEFAULT_MODEL, help="a name of `kvtrial models`")
     sub.add_argument("--tokens", type=int, default=64, help="tokens to make")
     sub.add_argument("--store", help="a candidate; by default the adopted one")
+    sub.add_argument(
+        "--cold",
+        type=Path,
+        metavar="FOLDER",
+        help="restore what this cold store knows of the text, and spill all of it at the end",
+    )
     sub.add_argument("--threads", type=int, default=1)
 
     sub = add(fetch, "fetch or make a model's file", f"fetch {run.DEFAULT_MODEL}")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvtrial.cold import KINDS, disk, errors, index, open_cold
-from kvtrial.cold.crash import PatternStore
+from kvtrial.cold.pattern import PatternStore
 from kvtrial.cold.segments import SegmentLog
 
 P = 16
@@ -59,7 +59,7 @@ def test_a_deleted_index_is_built_again_from_the_segments(folder, store):
         cold.delete(tokens(2 * P, 1))
     shutil.rmtree(folder / "index")
     with open_cold("Z2", folder, store.identity()) as cold:
-        assert cold.recovery.rebuilt
+        assert cold.recovered.rebuilt
         assert [restored(cold, store, first) for first in range(3)] == [2 * P, 0, 2 * P]
         assert len(cold.catalogue()) == 2
         assert cold.verify() == []
@@ -72,7 +72,7 @@ def test_an_index_that_lost_its_last_writes_is_brought_up_to_date(folder, store)
     shutil.rmtree(folder / "index")
     shutil.move(folder.parent / "older", folder / "index")
     with open_cold("Z2", folder, store.identity()) as cold:
-        assert not cold.recovery.rebuilt and cold.recovery.replayed_batches == 2
+        assert not cold.recovered.rebuilt and cold.recovered.replayed_batches == 2
         assert [restored(cold, store, first) for first in range(2)] == [2 * P, 2 * P]
 
 
@@ -227,7 +227,7 @@ def test_verify_compares_contents_with_their_address(folder, store, monkeypatch)
 def test_another_process_is_refused_and_a_killed_one_leaves_no_lock(kind, folder, store):
     code = (
         "import sys; from kvtrial.cold import open_cold, errors\n"
-        "from kvtrial.cold.crash import PatternStore\n"
+        "from kvtrial.cold.pattern import PatternStore\n"
         "try:\n    c = open_cold(sys.argv[1], sys.argv[2], PatternStore().identity())\n"
         "except errors.StoreLocked:\n    sys.exit(3)\n"
         "print('open', flush=True); sys.stdin.read()"

@@ -6,10 +6,15 @@ import errno
 import os
 import tracemalloc
 
+import numpy as np
 import pytest
+import xxhash
 
-from kvtrial.cold import disk, errors, segments
-from kvtrial.cold.segments import PAGE, Record, SegmentLog
+from kvtrial.cold import errors, segments
+from kvtrial.cold._reader import SHORT_BYTES, checksum
+from kvtrial.cold.records import HEADER_BYTES, PAGE, Record
+from kvtrial.cold.recovery import recover
+from kvtrial.cold.segments import SegmentLog, Wanted
 
 
 def key(name: str) -> bytes:
@@ -17,6 +22,7 @@ def key(name: str) -> bytes:
 
 
 def record(name: str, n: int = 40) -> Record:
+    """Two pages: one that is checked as it is read, and with ``n`` up to 240 both that are not."""
     return Record(PAGE, key(name), b"meta of " + name.encode(), [name.encode() * n, b"x" * n])
 
 
@@ -24,15 +30,21 @@ def opened(folder) -> tuple[SegmentLog, list[str]]:
     """A recovered log and the names of the records in it, batch by batch."""
     log = SegmentLog(folder)
     names = [
-        "".join(f.header.key.rstrip(b"\0").decode() for f in batch) for batch in log.recover(None)
+        "".join(f.header.key.rstrip(b"\0").decode() for f in batch) for batch in recover(log, None)
     ]
     return log, names
 
 
-def payload(log, location, name, n=40):
+def wanted(log, name, location) -> tuple[Wanted, bytearray]:
     into = bytearray(location.payload_nbytes)
-    (meta,) = log.read([(key(name), location, [memoryview(into)])])
-    assert meta == b"meta of " + name.encode()
+    file = log.file(location.segment)
+    return Wanted(key(name), file, location, location.split(memoryview(into))), into
+
+
+def payload(log, location, name):
+    item, into = wanted(log, name, location)
+    ((meta,), spent_ns) = log.read([item])
+    assert meta == b"meta of " + name.encode() and (spent_ns >= 0).all()
     return bytes(into)
 
 
@@ -41,15 +53,30 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_records_come_back_and_neighbours_are_read_together(folder, monkeypatch):
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_records_come_back_by_any_number_of_threads(folder, threads):
     log, _ = opened(folder)
-    where = log.append([record("a"), record("b")]) + log.append([record("c")])
-    before = disk.counters.reads
-    buffers = [bytearray(w.payload_nbytes) for w in where]
-    log.read([(key(n), w, [memoryview(b)]) for n, w, b in zip("abc", where, buffers)])
-    assert disk.counters.reads == before + 1
-    assert [bytes(b) for b in buffers] == [n.encode() * 40 + b"x" * 40 for n in "abc"]
+    where = log.append([record("a"), record("b", 300)]) + log.append([record("c", 70_000)])
+    items, buffers = zip(*(wanted(log, n, w) for n, w in zip("abc", where)))
+    metas, spent_ns = log.read(items, threads)
+    assert metas == [b"meta of a", b"meta of b", b"meta of c"]
+    assert [bytes(b) for b in buffers] == [
+        n.encode() * size + b"x" * size for n, size in zip("abc", (40, 300, 70_000))
+    ]
+    assert spent_ns.shape == (2,) and spent_ns[0] > 0
     log.close()
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 240, 241, 1023, 1024, 1025, 2048, 49_152, 100_003])
+def test_the_readers_sum_is_xxh3(size):
+    data = np.random.default_rng(size).bytes(size + 1)
+    for start in (0, 1):  # any alignment
+        part = memoryview(data)[start : start + size]
+        if size <= SHORT_BYTES:
+            with pytest.raises(ValueError, match=f"{size} bytes"):
+                checksum(part)
+        else:
+            assert checksum(part) == xxhash.xxh3_64_intdigest(part)
 
 
 def test_a_cut_at_any_byte_of_the_last_batch_costs_that_batch_alone(folder):
@@ -65,13 +92,13 @@ def test_a_cut_at_any_byte_of_the_last_batch_costs_that_batch_alone(folder):
         log.path(1).write_bytes(whole[:cut])
         log, names = opened(folder)
         assert names == ["a"]
-        assert log.recovery.truncated_bytes == cut - start
+        assert log.recovered.truncated_bytes == cut - start
         assert log.size(1) == start
         # The point: what is written after a torn tail survives the next opening.
         log.append([record("d")])
         log.close()
         log, names = opened(folder)
-        assert names == ["a", "d"] and log.recovery.truncated_bytes == 0
+        assert names == ["a", "d"] and log.recovered.truncated_bytes == 0
         log.close()
 
 
@@ -101,26 +128,27 @@ def test_a_flipped_bit_anywhere_in_a_file_header_is_named(folder):
         )
         log = SegmentLog(folder)
         with pytest.raises(errors.CorruptSegment, match="at offset 0: the file header is damaged"):
-            list(log.recover(None))
+            list(recover(log, None))
         log.close()
 
 
-def test_a_flipped_bit_anywhere_in_a_record_is_named_on_read(folder):
+@pytest.mark.parametrize("n", [40, 250])
+def test_a_flipped_bit_anywhere_in_a_record_is_named_on_read(folder, n):
     log, _ = opened(folder)
     log.append([record("a")])
-    (where,) = log.append([record("b")])
+    (where,) = log.append([record("b", n)])
     path = log.path(1)
     whole = path.read_bytes()
     fd = os.open(path, os.O_RDWR)
     for byte in range(where.offset, where.offset + where.nbytes):
-        for bit in range(8) if byte < where.offset + 92 else (byte % 8,):
+        for bit in range(8) if byte < where.offset + HEADER_BYTES else (byte % 8,):
             os.pwrite(fd, bytes([whole[byte] ^ 1 << bit]), byte)
             with pytest.raises(
                 errors.CorruptSegment, match=rf"00000001.seg at offset {where.offset}"
             ):
                 payload(log, where, "b")
             os.pwrite(fd, whole[byte : byte + 1], byte)
-    assert payload(log, where, "b") == b"b" * 40 + b"x" * 40
+    assert payload(log, where, "b") == b"b" * n + b"x" * n
     os.close(fd)
     log.close()
 
@@ -137,7 +165,7 @@ def test_a_damaged_batch_with_later_ones_behind_it_is_no_torn_tail(folder):
         path.write_bytes(whole[:byte] + bytes([whole[byte] ^ 16]) + whole[byte + 1 :])
         log = SegmentLog(folder)
         with pytest.raises(errors.CorruptSegment, match=rf"at offset {a.offset}: batch 1"):
-            list(log.recover(None))
+            list(recover(log, None))
         log.close()
         assert path.stat().st_size == len(whole)  # nothing was cut
 
@@ -147,7 +175,7 @@ def test_a_garbage_length_allocates_nothing(folder):
     (where,) = log.append([record("a")])
     log.close()
     data = bytearray(log.path(1).read_bytes())
-    data[where.offset + 24 : where.offset + 36] = b"\xff" * 12
+    data[where.offset + 24 : where.offset + 40] = b"\xff" * 16  # meta, pages, payload
     log.path(1).write_bytes(data)
     tracemalloc.start()
     log, names = opened(folder)
@@ -158,7 +186,7 @@ def test_a_garbage_length_allocates_nothing(folder):
 
 
 def test_segments_rotate_and_a_damaged_earlier_one_is_named(folder, monkeypatch):
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 300)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 330)
     log, _ = opened(folder)
     for name in "abcde":
         log.append([record(name)])
@@ -171,7 +199,7 @@ def test_segments_rotate_and_a_damaged_earlier_one_is_named(folder, monkeypatch)
     first.write_bytes(first.read_bytes()[:-1])
     log = SegmentLog(folder)
     with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg"):
-        list(log.recover(None))
+        list(recover(log, None))
     log.close()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvtrial.cold import KINDS, errors, keys, open_cold
-from kvtrial.cold.crash import PatternStore
+from kvtrial.cold.pattern import PatternStore
 from kvtrial.contract import InvalidArgument, PoolExhausted, StepIncomplete
 
 P = 16
@@ -194,9 +194,9 @@ def test_a_colliding_key_is_noticed_and_not_served(cold, store, monkeypatch):
     monkeypatch.setattr(keys, "digest", lambda data: strong(data)[:1].ljust(32, b"\0"))
     session = store.filled(P)
     cold.spill(session, tokens(P))
-    mine = keys.chain(cold.identity, tokens(P))[0].key
+    mine = next(keys.chain(cold.identity, tokens(P))).key
     other = next(
-        t for n in range(10_000) if keys.chain(cold.identity, t := tokens(P) + n + 1)[0].key == mine
+        t for n in range(10_000) if next(keys.chain(cold.identity, t := tokens(P) + n + 1)).key == mine
     )
     with pytest.raises(errors.KeyCollision):
         cold.restore(other, store.open_session())

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvtrial.cold.folder import kind_of
 from kvtrial.cold.keys import Identity
 from kvtrial.cold.segmented import SegmentStore
-from kvtrial.cold.store import ColdStore
+from kvtrial.cold.store import ColdStore, SpillReport
 from kvtrial.cold.values import ValueStore
 from kvtrial.contract import InvalidArgument
 
-__all__ = ["KINDS", "ColdStore", "Identity", "open_cold"]
+__all__ = ["KINDS", "ColdStore", "Identity", "SpillReport", "open_cold"]
 
 KINDS: dict[str, type[ColdStore]] = {"Z1": ValueStore, "Z2": SegmentStore}
 
 
-def open_cold(kind: str, path: Path | str, identity: Identity) -> ColdStore:
+def open_cold(kind: str | None, path: Path | str, identity: Identity) -> ColdStore:
     """Open the store in the folder ``path``, or begin one there.
 
     Parameters
     ----------
-    kind : {"Z1", "Z2"}
+    kind : {"Z1", "Z2"} or None
+        None is what lies there, Z2 where nothing does.
     path : Path
         A folder of its own.
     identity : Identity
@@ -32,9 +34,12 @@ def open_cold(kind: str, path: Path | str, identity: Identity) -> ColdStore:
 
     Raises
     ------
-    InvalidArgument, StoreLocked, ForeignStore, FormatMismatch, CorruptSegment, CorruptIndex,
-    OSError
+    InvalidArgument, StoreLocked, ForeignStore, FormatMismatch, NotWritable, CorruptSegment,
+    CorruptIndex, OSError
     """
+    path = Path(path)
+    if kind is None:
+        kind = kind_of(path) or "Z2"
     if kind not in KINDS:
         raise InvalidArgument(f"no cold store {kind!r}; known: {', '.join(KINDS)}")
-    return KINDS[kind](Path(path), identity)
+    return KINDS[kind](path, identity)

@@ -1,272 +1,383 @@
-"""Kill a writer with SIGKILL at a random moment, reopen, and compare with what it had acknowledged.
+"""The crash matrix: writers that are killed, disks that fail, files that are damaged; then it is looked
+at what is left.
 
-``python -m kvtrial.cold.crash KIND FOLDER FIRST`` is the writer: it spills sequences FIRST, FIRST + 1,
-... of known bytes, deletes and collects some on the way, and prints a line for each acknowledgement.
-`crash_once` runs and kills one, then checks the store:
+``python -m kvtrial.cold.crash SPEC.json OUT.json`` with SPEC: candidates (of Z1, Z2), folder (an empty one
+on the disk in question), rounds (kills per store; of each other fault a fifth of that), seed. Each round
+is one fault, at a place drawn by chance, in `FAULTS`. Afterwards, whatever happened:
 
 - every acknowledged batch of every sequence that was not deleted is there, bitwise;
 - nothing that was acknowledged as deleted is back;
-- all that is there, acknowledged or not, is whole (`ColdStore.verify`).
+- all that is there, acknowledged or not, is whole (`ColdStore.verify`), or is named as damaged;
+- the store takes another sequence, and has it when it is opened once more.
 
-A killed process loses nothing that the kernel already has, so this can't show a missing fsync; the
-tests inject those faults at the system call.
+Where a disk has to fail the process needs `faults.preload_environment`; without it those rounds are left
+out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import random
+import shutil
 import signal
-import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from kvtrial.cold import ColdStore, faults, open_cold
+from kvtrial.cold.aftermath import (
+    Crash,
+    Promise,
+    Said,
+    Say,
+    check,
+    compare,
+    forked,
+    spill_aloud,
+    write_and_die,
+    write_forever,
+    write_some,
+)
+from kvtrial.cold.errors import ColdError, StoreLocked, StorePoisoned
+from kvtrial.cold.pattern import PATTERN_ROWS, PatternStore, pattern_tokens
+from kvtrial.measure.child import Row, Spec, main
 
-from kvtrial.cold import ColdStore, Identity, open_cold
-from kvtrial.contract import I64, Bool, InvalidArgument, KVError, PoolExhausted, StoreSpec
-
-PATTERN_ROWS = 37  # two whole pages of 16 and a partial one
-
-
-class PatternStore:
-    """Pages of plain bytes behind those verbs of the contract that the cold tier uses."""
-
-    def __init__(self, page_tokens: int = 16, pages: int = 10_000, layers: int = 2) -> None:
-        self.spec = StoreSpec(
-            layers=layers,
-            q_heads=1,
-            kv_heads=1,
-            head_dim=8,
-            page_tokens=page_tokens,
-            budget_bytes=1,
-        )
-        self.page_format = f"pattern-P{page_tokens}"
-        self.page_nbytes = page_tokens * 2 * 8 * 4
-        self.pages_free = pages
-
-    def open_session(self, position_holes_allowed: bool = False) -> PatternSession:
-        """An empty session."""
-        return PatternSession(self, position_holes_allowed)
-
-    def filled(self, rows: int, seed: int = 0, holes: bool = False) -> PatternSession:
-        """A session of ``rows`` rows whose bytes follow from ``seed``."""
-        session = self.open_session(holes)
-        draw = np.random.default_rng(seed)
-        session.pages = [
-            [
-                draw.integers(0, 256, self.page_nbytes, np.uint8)
-                for _ in range(-(-rows // self.spec.page_tokens))
-            ]
-            for _ in range(self.spec.layers)
-        ]
-        session.bits = np.ones((self.spec.layers, rows), bool)
-        return session
-
-    def identity(self) -> Identity:
-        """Of a model that doesn't exist."""
-        return Identity.of(self, model_sha256="0" * 64, rope_base=1e4)  # type: ignore[arg-type]
-
-
-class PatternSession:
-    """One sequence of a `PatternStore`: bytes per layer and page, and the validity (L, rows)."""
-
-    def __init__(self, store: PatternStore, position_holes_allowed: bool) -> None:
-        self.store = store
-        self.position_holes_allowed = position_holes_allowed
-        self.pages: list[list[Any]] = [[] for _ in range(store.spec.layers)]
-        self.bits: Bool = np.zeros((store.spec.layers, 0), bool)
-        self._coming: Bool = self.bits
-        self._taken = 0
-
-    def valid(self, layer: int) -> Bool:
-        """As the contract says: up to the last valid row."""
-        bits = self.bits[layer]
-        return bits[: bits.nonzero()[0].max(initial=-1) + 1]
-
-    def length(self, layer: int) -> int:
-        """Highest valid position + 1."""
-        return len(self.valid(layer))
-
-    def page_bytes(self, layer: int, index: int) -> memoryview | None:
-        """One page, read-only."""
-        page = self.pages[layer][index]
-        return None if page is None else memoryview(page).toreadonly()
-
-    def begin_restore(self, valid: Bool) -> list[list[memoryview | None]]:
-        """Take pages from the pool."""
-        if self.bits.size:
-            raise InvalidArgument("the session is not empty; open a new one")
-        p = self.store.spec.page_tokens
-        starts = range(0, valid.shape[1], p)
-        held = [
-            [bool(valid[layer, s : s + p].any()) for s in starts] for layer in range(len(valid))
-        ]
-        need = sum(map(sum, held))
-        if need > self.store.pages_free:
-            raise PoolExhausted(f"{need} pages needed, {self.store.pages_free} free")
-        self.store.pages_free -= need
-        self._coming, self._taken = valid.copy(), need
-        self.pages = [
-            [np.zeros(self.store.page_nbytes, np.uint8) if h else None for h in layer]
-            for layer in held
-        ]
-        return [[None if p is None else memoryview(p) for p in layer] for layer in self.pages]
-
-    def finish_restore(self) -> None:
-        """Make the rows visible."""
-        self.bits = self._coming
-
-    def cancel_restore(self) -> None:
-        """Give the pages back."""
-        self.pages = [[] for _ in self.pages]
-        self.store.pages_free += self._taken
-
-    def contents(self) -> list[list[bytes | None]]:
-        """All bytes, to compare."""
-        return [[None if p is None else bytes(p) for p in layer] for layer in self.pages]
-
-
-def pattern_tokens(n: int, rows: int = PATTERN_ROWS) -> I64:
-    """The tokens of sequence ``n``: the first page is shared by eight sequences."""
-    tokens = np.arange(rows, dtype=np.int64)
-    tokens[:16] += 1000 * (n // 8)
-    tokens[16:] += 1000 * n
-    return tokens
-
-
-def pattern_session(store: PatternStore, n: int) -> PatternSession:
-    """The rows of sequence ``n``; what tokens share, bytes share."""
-    session = store.filled(PATTERN_ROWS, seed=n)
-    shared = store.filled(PATTERN_ROWS, seed=-1 - n // 8 + 2**32)
-    for layer, pages in enumerate(shared.pages):
-        session.pages[layer][0] = pages[0]
-    return session
-
-
-def _say(*words: object) -> None:
-    print(*words, flush=True)
-
-
-def _spill_aloud(cold: ColdStore, store: PatternStore, n: int) -> None:
-    def acknowledge(*_: int) -> None:
-        _say("batch", n, cold.contains(pattern_tokens(n)))
-
-    session: Any = pattern_session(store, n)
-    cold.spill(session, pattern_tokens(n), batch_pages=1, progress=acknowledge)
-    _say("stored", n)
-
-
-def write_forever(kind: str, folder: Path, first: int) -> None:
-    """The writer. Lines: ``ready``, ``batch N PAGES``, ``stored N``, ``deleting N``, ``deleted N``."""
-
-    store = PatternStore()
-    with open_cold(kind, folder, store.identity()) as cold:
-        _say("ready")
-        n = first
-        while True:
-            _spill_aloud(cold, store, n)
-            if n % 3 == 2:
-                _say("deleting", n - 1)
-                cold.delete(pattern_tokens(n - 1))
-                _say("deleted", n - 1)
-            if n % 7 == 6:
-                cold.gc()
-            n += 1
+#: A writer is killed within this many seconds.
+KILL_WITHIN_S = 0.2
 
 
 @dataclass
-class Crash:
-    """What one kill left behind; ``faults`` is empty where all promises were kept."""
+class Round:
+    """One fault: the store's kind, a folder for it, and where chance comes from."""
 
-    acknowledged: int = 0
-    recovered: int = 0
-    next_sequence: int = 0
-    faults: list[str] = field(default_factory=list)
+    kind: str
+    folder: Path
+    draw: random.Random
+    #: Goes on where the last round on this folder ended.
+    first: int = 0
+
+    @property
+    def store(self) -> Path:
+        """The store's own folder; what is watched is the one around it."""
+        return self.folder / "cold"
+
+    @property
+    def memory(self) -> Path:
+        """What a power cut would leave."""
+        path = self.folder.with_name(f"{self.folder.name}-memory")
+        path.mkdir(exist_ok=True)
+        return path
 
 
-def crash_once(kind: str, folder: Path, first: int, after_s: float) -> Crash:
-    """Run a writer, kill it ``after_s`` seconds after it is ready, reopen and check.
+# --------------------------------------------------------------------------------------------------
+# The faults
 
-    Parameters
-    ----------
-    kind : {"Z1", "Z2"}
-    folder : Path
-        The store; rounds on one folder go on where the last was killed.
-    first : int
-        `Crash.next_sequence` of the round before, 0 at first.
-    after_s : float
-        Seconds.
-    """
-    command = [sys.executable, "-m", "kvtrial.cold.crash", kind, str(folder), str(first)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        line = writer.stdout.readline()
-        if line != "ready\n":
-            raise RuntimeError(f"the writer did not start: it said {line!r}; its errors are above")
-        time.sleep(after_s)
-        writer.send_signal(signal.SIGKILL)
-        said = [line.split() for line in writer.stdout if line.endswith("\n")]
+
+def killed(at: Round) -> Crash:
+    """SIGKILL at a random moment; rounds on one folder go on where the last was killed."""
+
+    def kill(pid: int) -> None:
+        time.sleep(at.draw.uniform(0, KILL_WITHIN_S))
+        os.kill(pid, signal.SIGKILL)
+
+    said = forked(lambda say: write_forever(at.kind, at.store, at.first, say), kill)
+    return check(at.kind, at.store, said[1:], at.first)
+
+
+def power_cut(at: Round, torn: bool = False) -> Crash:
+    """The process and the machine stop at a write or sync; what was not synced is lost."""
+
+    def count(say: Say) -> None:
+        faults.watch(at.folder, at.memory)
+        write_some(at.kind, at.store, lambda *_: None)
+        say(faults.calls(faults.WRITE) + faults.calls(faults.SYNC))
+
+    def write(say: Say) -> None:
+        faults.watch(at.folder, at.memory)
+        faults.fail(faults.ANY, faults.DIE, at.draw.randrange(calls), at.draw.randrange(2000))
+        write_some(at.kind, at.store, say)
+
+    ((text,),) = forked(count)
+    calls = int(text)
+    for path in (at.folder, at.memory):
+        shutil.rmtree(path)
+    at.folder.mkdir()
+    said = forked(write)
+    left = at.folder.with_name(f"{at.folder.name}-left")
+    faults.power_cut(at.folder, at.memory, left, at.draw if torn else None)
     try:
-        return _check(kind, folder, first, said)
-    except KVError as error:
-        return Crash(next_sequence=first, faults=[f"the store does not open: {error}"])
+        return check(at.kind, left / "cold", said)
+    finally:
+        shutil.rmtree(left)
 
 
-def _check(kind: str, folder: Path, first: int, said: list[list[str]]) -> Crash:
-    rows: dict[int, int] = {}
-    doubtful: set[int] = set()
-    deleted: set[int] = set()
-    for word, *numbers in said:
-        n = int(numbers[0])
-        if word == "batch":
-            rows[n] = int(numbers[1])
-        elif word == "stored":
-            rows[n] = PATTERN_ROWS
-        elif word == "deleting":
-            doubtful.add(n)
-        elif word == "deleted":
-            deleted.add(n)
-    result = Crash(next_sequence=max(rows, default=first) + 2)
-    store = PatternStore()
-    with open_cold(kind, folder, store.identity()) as cold:
-        result.faults += [f"{fault.key[:16]}: {fault.what}" for fault in cold.verify()]
-        catalogued = {entry.rows for entry in cold.catalogue()}
-        if catalogued - {PATTERN_ROWS}:
-            result.faults.append(f"the catalogue lists rows {catalogued}")
-        for n, promised in rows.items():
-            found = cold.contains(pattern_tokens(n))
-            if n in deleted and found == PATTERN_ROWS:
-                result.faults.append(f"sequence {n} was deleted and is back")
-            if n in doubtful:
-                continue
-            result.acknowledged += 1
-            session = store.open_session()
-            cold.restore(pattern_tokens(n), session)  # type: ignore[arg-type]
-            want = pattern_session(store, n).contents()
-            pages = -(-found // 16)
-            if found < promised:
-                result.faults.append(f"sequence {n}: {promised} rows acknowledged, {found} there")
-            elif session.contents() != [layer[:pages] for layer in want]:
-                result.faults.append(f"sequence {n}: other bytes than were spilled")
-            else:
-                result.recovered += 1
+def torn_write(at: Round) -> Crash:
+    """A power cut that leaves a part of what was being written."""
+    return power_cut(at, torn=True)
+
+
+def failing(at: Round, call: int, error: int) -> Crash:
+    """From some call on the disk refuses; it is well again afterwards, and the store is reopened."""
+    after, keep = at.draw.randrange(6), at.draw.randrange(600)
+
+    def write(say: Say) -> None:
+        store = PatternStore()
+        faults.watch(at.folder)
+        cold = open_cold(at.kind, at.store, store.identity())
+        spill_aloud(cold, store, 0, say)
+        faults.fail(call, error, after, keep)
+        try:
+            for n in (1, 2, 3):
+                spill_aloud(cold, store, n, say)
+            say("refused", "nothing")
+        except ColdError as refused:
+            say("refused", type(refused).__name__)
+            if call == faults.SYNC:
+                _expect_poisoned(cold, say)
+        faults.fail(faults.ANY, 0)
+        with contextlib.suppress(ColdError):
+            cold.close()
+        with open_cold(at.kind, at.store, store.identity()) as cold:
+            spill_aloud(cold, store, 4, say)
+
+    said = forked(write)
+    result = check(at.kind, at.store, [w for w in said if w[0] != "refused"])
+    refusals = [w[1] for w in said if w[0] == "refused"]
+    if refusals != ["nothing"] and error == faults.SHORT:
+        result.problems.append(f"short writes were not continued: {refusals}")
+    if "unpoisoned" in refusals or not {*refusals} - {"unpoisoned"}:
+        result.problems.append("a failed sync did not poison the store")
     return result
 
 
-def crash_rounds(kind: str, folder: Path, rounds: int, seed: int = 0) -> list[Crash]:
-    """Kill ``rounds`` writers of one store, each at its own moment within 0.2 s."""
-    draw = random.Random(seed)
+def _expect_poisoned(cold: ColdStore, say: Say) -> None:
+    try:
+        cold.catalogue()
+        say("refused", "unpoisoned")
+    except StorePoisoned:
+        pass
+
+
+def full_disk(at: Round) -> Crash:
+    """ENOSPC in the middle of a batch."""
+    return failing(at, faults.WRITE, errno.ENOSPC)
+
+
+def failed_write(at: Round) -> Crash:
+    """EIO from a write."""
+    return failing(at, faults.WRITE, errno.EIO)
+
+
+def failed_sync(at: Round) -> Crash:
+    """EIO from a sync."""
+    return failing(at, faults.SYNC, errno.EIO)
+
+
+def short_writes(at: Round) -> Crash:
+    """Every write takes fewer bytes than it is given."""
+    return failing(at, faults.WRITE, faults.SHORT)
+
+
+def truncated(at: Round) -> Crash:
+    """The file that was written last ends at some byte of its last records."""
+    said = forked(lambda say: write_and_die(at.kind, at.store, say))
+    name, whole = said[-1][-2:]
+    ends = [int(w[-1]) for w in said if w[0] in ("batch", "stored") and w[-2] == name]
+    cut = at.draw.randrange(ends[0], int(whole))
+    (path,) = at.store.rglob(name)
+    os.truncate(path, cut)
+    kept = [w for w in said if w[-2] != name or int(w[-1]) <= cut]
+    return check(at.kind, at.store, kept)
+
+
+def flipped_bit(at: Round) -> Crash:
+    """One bit of one file is another: what it hits is named, and nothing else is lost.
+
+    Of the batch that was written last it may look like a write that was cut short, so that one may be
+    missing without a word.
+    """
+    said = forked(lambda say: write_and_die(at.kind, at.store, say))
+    files = [p for p in at.store.rglob("*") if p.is_file() and not p.name.startswith("LO")]
+    sizes = [p.stat().st_size for p in files]
+    (path,) = at.draw.choices(files, sizes)
+    with path.open("r+b") as file:
+        place = at.draw.randrange(path.stat().st_size)
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << at.draw.randrange(8)]))
+    promise = Promise.of(said)
+    result = Crash(acknowledged=len(promise.rows) - len(promise.doubtful))
+    last = max(promise.rows)
+
+    def look(say: Say) -> None:
+        store = PatternStore()
+        try:
+            cold = open_cold(at.kind, at.store, store.identity())
+        except ColdError:
+            return
+        with cold:
+            named = 0
+            with contextlib.suppress(ColdError):
+                named = -1
+                named = len(cold.verify())
+            for n, rows in promise.rows.items():
+                if n in promise.doubtful:
+                    continue
+                try:
+                    found = cold.contains(pattern_tokens(n))
+                    compare(cold, store, n, 0 if named or n == last else rows, say)
+                except ColdError:
+                    continue
+                if found > PATTERN_ROWS:
+                    say("problem", f"sequence {n} has {found} rows")
+
+    for word, *rest in forked(look):
+        if word == "recovered":
+            result.recovered += 1
+        else:
+            result.problems.append(f"{path.name} at {place}: {' '.join([word, *rest])}")
+    return result
+
+
+def lost_index(at: Round) -> Crash:
+    """The index is deleted; Z2 builds it from the segments. For Z1 it is the store."""
+    said = forked(lambda say: write_some(at.kind, at.store, say))
+    if at.kind == "Z2":
+        shutil.rmtree(at.store / "index")
+    return check(at.kind, at.store, said)
+
+
+def two_processes(at: Round) -> Crash:
+    """A second opener is refused while the first lives, and only so long."""
+
+    def hold(say: Say) -> None:
+        with open_cold(at.kind, at.store, PatternStore().identity()):
+            say("ready")
+            signal.pause()
+
+    def attempt(say: Say) -> None:
+        try:
+            open_cold(at.kind, at.store, PatternStore().identity()).close()
+            say("opened")
+        except StoreLocked:
+            say("locked")
+
+    seen: Said = []
+
+    def meanwhile(pid: int) -> None:
+        seen.extend(forked(attempt))
+        os.kill(pid, signal.SIGKILL)
+
+    forked(hold, meanwhile)
+    seen += forked(attempt)
+    result = check(at.kind, at.store, [])
+    if seen != [["locked"], ["opened"]]:
+        result.problems.append(f"expected locked, then opened; it was {seen}")
+    return result
+
+
+#: Name -> (fault, whether the disk has to fail).
+FAULTS: dict[str, tuple[Callable[[Round], Crash], bool]] = {
+    "kill": (killed, False),
+    "power cut": (power_cut, True),
+    "torn write": (torn_write, True),
+    "full disk": (full_disk, True),
+    "failed write": (failed_write, True),
+    "failed sync": (failed_sync, True),
+    "short writes": (short_writes, True),
+    "truncated": (truncated, False),
+    "flipped bit": (flipped_bit, False),
+    "lost index": (lost_index, False),
+    "two processes": (two_processes, False),
+}
+
+
+def rounds_of(name: str, kind: str, folder: Path, rounds: int, seed: int) -> list[Crash]:
+    """So many rounds of one fault; the folder is gone afterwards."""
+    fault, _ = FAULTS[name]
     results: list[Crash] = []
-    for _ in range(rounds):
-        first = results[-1].next_sequence if results else 0
-        results.append(crash_once(kind, folder, first, draw.uniform(0, 0.2)))
+    for n in range(rounds):
+        folder.mkdir(parents=True, exist_ok=True)
+        at = Round(kind, folder, random.Random(f"{seed} {name} {kind} {n}"))
+        at.first = results[-1].next_sequence if results and fault is killed else 0
+        results.append(fault(at))
+        if fault is not killed:
+            shutil.rmtree(folder)
+        shutil.rmtree(at.memory)
+    shutil.rmtree(folder, ignore_errors=True)
     return results
 
 
+# --------------------------------------------------------------------------------------------------
+# Syncs
+
+
+def syncs_of_batches(kind: str, folder: Path, batches: int) -> list[int]:
+    """Calls of fsync and fdatasync between the acknowledgements of a spill, by whoever made them."""
+    folder.mkdir(parents=True)
+
+    def write(say: Say) -> None:
+        faults.watch(folder)
+        store = PatternStore()
+        rows = store.spec.page_tokens * (batches + 1)
+        with open_cold(kind, folder / "cold", store.identity()) as cold:
+            session: Any = store.filled(rows)
+            # The first batch also makes the first file.
+            cold.spill(
+                session,
+                range(rows),
+                batch_pages=1,
+                progress=lambda *_: say(faults.calls(faults.SYNC)),
+            )
+
+    counts = [int(words[0]) for words in forked(write)]
+    shutil.rmtree(folder)
+    return [after - before for before, after in zip(counts, counts[1:])]
+
+
+def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+    """Rows of the matrix: ``cold/crash_recovered`` is 1 for a round in which every promise was kept."""
+    rows: list[Row] = []
+    for kind in spec["candidates"]:
+        note(kind)
+        folder = Path(spec["folder"]) / kind
+        for name, (_, needs_faults) in FAULTS.items():
+            if needs_faults and not faults.available():
+                text = f"{name}: not run, the failing disk needs Linux and glibc"
+                rows.append({"candidate": kind, "metric": "cold/crash_left_out", "text": text})
+                continue
+            rounds = spec["rounds"] if name == "kill" else max(1, spec["rounds"] // 5)
+            rows += rows_of(name, kind, rounds_of(name, kind, folder, rounds, spec["seed"]))
+        if faults.available():
+            rows += [
+                {"candidate": kind, "metric": "cold/fsyncs_per_batch", "index": i, "value": n}
+                for i, n in enumerate(syncs_of_batches(kind, folder, spec["batches"]))
+            ]
+    return rows
+
+
+def rows_of(name: str, kind: str, results: list[Crash]) -> list[Row]:
+    """Events of one fault's rounds."""
+    rows: list[Row] = []
+    for index, result in enumerate(results):
+        common = {"candidate": kind, "index": index}
+        for metric, value in (
+            ("crash_recovered", float(not result.problems)),
+            ("crash_acknowledged", float(result.acknowledged)),
+        ):
+            rows.append({**common, "metric": f"cold/{metric}", "value": value, "text": name})
+        rows += [
+            {**common, "metric": "cold/crash_fault", "text": f"{name}: {problem}"}
+            for problem in result.problems
+        ]
+    return rows
+
+
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        write_forever(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(measure, sys.argv)

@@ -25,6 +25,10 @@ class ForeignStore(ColdError):
     """The folder holds something that is not a cold store."""
 
 
+class NotWritable(ColdError, OSError):
+    """The folder can't be written to: its permissions, or a filesystem mounted read-only."""
+
+
 class FormatMismatch(ColdError):
     """The folder was written by another format version or another kind of store."""
 

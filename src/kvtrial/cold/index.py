@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +54,18 @@ class Snapshot:
         return cls(rows, created, tuple(keys))
 
 
-def _options(blobs: bool = False) -> rocksdict.Options:
+def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     # A process or machine that dies may leave a torn last entry in the log: that one was never
-    # acknowledged, so opening goes back to the last whole one instead of refusing.
-    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
+    # acknowledged, so opening goes back to the last whole one instead of refusing. Where the log is
+    # all there is (Z1), any other damage is refused: what follows it was acknowledged. Where the
+    # segments hold everything (Z2), the index goes back to what is sound and is replayed from there.
+    modes = rocksdict.DBRecoveryMode
+    options.set_wal_recovery_mode(
+        modes.tolerate_corrupted_tail_records() if truth else modes.point_in_time()
+    )
     # Families are flushed together, so that they agree even where an unsynced log was lost.
     options.set_atomic_flush(True)
     options.set_keep_log_file_num(2)
@@ -117,8 +122,8 @@ class Index:
             if blobs
             else "delete this folder and reopen the store, which rebuilds it from the segments"
         )
-        families = {name: _options(blobs and name == "pages") for name in FAMILIES}
-        self._options = _options()
+        families = {name: _options(blobs, blobs and name == "pages") for name in FAMILIES}
+        self._options = _options(blobs)
         self._options.enable_statistics()
         try:
             self._db = rocksdict.Rdict(str(path), self._options, column_families=families)
@@ -145,8 +150,31 @@ class Index:
             raise self._ours(error) from error
 
     def items(self, family: str) -> Iterator[tuple[bytes, bytes]]:
-        """All pairs, by key."""
-        yield from self._families[family].items()
+        """All pairs, by key; damage on the way is an error, never a shorter list."""
+        try:
+            pairs = self._families[family].iter()
+            pairs.seek_to_first()
+            while pairs.valid():
+                yield pairs.key(), pairs.value()
+                pairs.next()
+            pairs.status()
+        except Exception as error:
+            raise self._ours(error) from error
+
+    def snapshot(self, family: str) -> Callable[[bytes], bytes | None]:
+        """A look-up in the family as it is now, whatever is written later."""
+        frozen = self._families[family].snapshot()
+
+        def get(key: bytes) -> bytes | None:
+            try:
+                found: bytes = frozen[key]
+                return found
+            except KeyError:
+                return None
+            except Exception as error:
+                raise self._ours(error) from error
+
+        return get
 
     def write(self, batch: Batch, sync: bool) -> None:
         """Apply a batch; with ``sync`` it is durable when this returns (one fsync of the log)."""
@@ -188,4 +216,7 @@ class Index:
         """Close the database; unsynced writes stay in the operating system's hands."""
         self.handles.clear()
         self._families.clear()
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:
+            raise self._ours(error) from error

@@ -9,8 +9,9 @@ since its row count is part of it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import blake3
 import numpy as np
@@ -87,8 +88,7 @@ def next_key(parent: bytes, tokens: I64) -> bytes:
     return digest(parent + len(tokens).to_bytes(4, "little") + tokens.astype("<i8").tobytes())
 
 
-@dataclass(frozen=True)
-class PageKey:
+class PageKey(NamedTuple):
     """One page of a prefix: its key, its parent's, and its own tokens (rows,) int64."""
 
     key: bytes
@@ -96,14 +96,12 @@ class PageKey:
     tokens: I64
 
 
-def chain(identity: Identity, tokens: I64) -> list[PageKey]:
+def chain(identity: Identity, tokens: I64) -> Iterator[PageKey]:
     """The pages of ``tokens``, the last one partial where the count isn't a multiple of P."""
     base, p = identity.base_position, identity.page_tokens
     parent = digest(identity.digest() + tokens[:base].astype("<i8").tobytes())
-    pages = []
     for start in range(base, len(tokens), p):
         part = tokens[start : start + p]
         page = PageKey(next_key(parent, part), parent, part)
-        pages.append(page)
+        yield page
         parent = page.key
-    return pages

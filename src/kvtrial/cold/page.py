@@ -52,6 +52,11 @@ class PageMeta:
         """Bytes of the payload."""
         return int(self.layers_present.sum()) * self.page_nbytes
 
+    def split(self, payload: memoryview) -> list[memoryview]:
+        """Views of the layers' pages in a buffer of ``payload_nbytes``."""
+        step = self.page_nbytes
+        return [payload[at : at + step] for at in range(0, self.payload_nbytes, step)]
+
     def encode(self) -> bytes:
         """As it is stored, little-endian."""
         layers, rows = self.valid.shape
@@ -75,19 +80,24 @@ class PageMeta:
                 f"page meta of {len(data)} bytes for {layers} layers and {rows} rows; run "
                 "verify() to list all damage"
             )
-        tokens = np.frombuffer(data, "<i8", rows, _HEAD.size).astype(np.int64)
+        tokens = np.frombuffer(data, "<i8", rows, _HEAD.size).astype(np.int64, copy=False)
         packed = np.frombuffer(data, np.uint8, offset=bits)
-        valid = np.unpackbits(packed, count=layers * rows).reshape(layers, rows).astype(bool)
+        valid = np.unpackbits(packed, count=layers * rows).reshape(layers, rows).view(bool)
         return cls(parent, address, tokens, valid, page_nbytes)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page on its way to the disk; ``payload`` are views of the pool's own memory."""
+    """A page on its way to the disk; ``payload`` are views of the pool's own memory, a layer each."""
 
     key: bytes
     meta: PageMeta
     payload: list[Buffer]
+
+
+def flat(view: memoryview) -> memoryview:
+    """A page's view as bytes."""
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def content_address(payload: list[Buffer]) -> bytes:
@@ -103,5 +113,5 @@ def split(payload: bytes, into: list[memoryview]) -> None:
     source = memoryview(payload)
     offset = 0
     for view in into:
-        view[:] = source[offset : offset + view.nbytes]
+        flat(view)[:] = source[offset : offset + view.nbytes]
         offset += view.nbytes

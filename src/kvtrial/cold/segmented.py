@@ -10,22 +10,16 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from kvtrial.cold import disk
 from kvtrial.cold.errors import ColdError, CorruptIndex, StorePoisoned
 from kvtrial.cold.index import Batch, Index, Snapshot
 from kvtrial.cold.page import Page
-from kvtrial.cold.segments import (
-    DELETE,
-    PAGE,
-    SNAPSHOT,
-    Location,
-    Position,
-    Record,
-    Recovery,
-    SegmentLog,
-)
-from kvtrial.cold.store import ColdStore, Stored
+from kvtrial.cold.records import DELETE, PAGE, SNAPSHOT, Location, Record
+from kvtrial.cold.recovery import recover
+from kvtrial.cold.segments import Found, Position, Recovered, SegmentLog, Wanted
+from kvtrial.cold.store import ColdStore, Reader, Stored
 
 #: gc rewrites a segment once less than this part of it is live.
 LIVE_FRACTION = 0.5
@@ -53,17 +47,17 @@ class SegmentStore(ColdStore):
             raise
 
     @property
-    def recovery(self) -> Recovery:
+    def recovered(self) -> Recovered:
         """What opening had to do."""
-        return self._log.recovery
+        return self._log.recovered
 
     def _replay(self) -> None:
         """Index the batches that the index has not seen."""
         start = self._checkpoint()
         if start is None:
             self._index.clear()
-            self._log.recovery.rebuilt = bool(self._log.numbers())
-        for batch in self._log.recover(start):
+            self._log.recovered.rebuilt = bool(self._log.numbers())
+        for batch in recover(self._log, start):
             self._apply((f.header.kind, f.header.key, f.meta, f.location) for f in batch)
 
     def _checkpoint(self) -> Position | None:
@@ -110,12 +104,22 @@ class SegmentStore(ColdStore):
             records.append(Record(SNAPSHOT, snapshot.key, snapshot.encode()))
         self._append(records)
 
-    def _read(self, stored: Sequence[Stored], views: Sequence[list[memoryview]]) -> None:
-        wanted = [(s.page.key, self._location(s.page.key), into) for s, into in zip(stored, views)]
-        self._log.read(wanted)
+    def _reader(self, stored: Sequence[Stored]) -> Reader:
+        page_keys = [s.page.key for s in stored]
+        places = [
+            self._location(key, data)
+            for key, data in zip(page_keys, self._index.get_many("pages", page_keys))
+        ]
+        files = [self._log.file(place.segment) for place in places]
 
-    def _location(self, key: bytes) -> Location:
-        data = self._index.get("pages", key)
+        def read(views: Sequence[list[memoryview]], threads: int) -> tuple[int, int]:
+            wanted = [Wanted(*record) for record in zip(page_keys, files, places, views)]
+            _, (read_ns, check_ns) = self._log.read(wanted, threads)
+            return int(read_ns), int(check_ns)
+
+        return read
+
+    def _location(self, key: bytes, data: bytes | None) -> Location:
         if data is None:
             raise CorruptIndex(
                 f"page {key.hex()[:16]} has meta and no location; delete {self._index.path} and "
@@ -128,52 +132,56 @@ class SegmentStore(ColdStore):
         self._append([Record(DELETE, key, b"".join(page_keys))])
 
     def _reclaim(self) -> None:
-        """Move what is live out of mostly dead segments, oldest first, and remove those."""
-        live: Counter[int] = Counter()
-        for _, data in self._index.items("pages"):
-            location = Location.decode(data)
-            live[location.segment] += location.nbytes
-        dead = [n for n in self._log.numbers() if live[n] < LIVE_FRACTION * self._log.size(n)]
-        if not dead:
-            return
-        if dead[-1] == self._log.end.segment:
-            self._log.seal()
-        for number in dead:
-            self._move(number)
-            # The index must not point into the file, not even after a crash that undoes its last
-            # unsynced writes.
-            self._index.sync()
-            self._log.remove(number)
+        """Move what is live out of mostly dead segments, oldest first, and remove those.
 
-    def _move(self, number: int) -> None:
-        moved: list[Record] = []
-        for header, location, meta in self._log.scan(number):
-            payload: list[bytearray] = []
-            if header.kind == PAGE:
-                if self._index.get("pages", header.key) != location.encode():
-                    continue
-                payload = [bytearray(location.payload_nbytes)]
-                self._log.read([(header.key, location, [memoryview(payload[0])])])
-            elif header.kind == SNAPSHOT:
-                if self._index.get("snapshots", header.key) != meta:
-                    continue
-            else:
-                # What it deletes may lie in an older segment that stays, and would come back when
-                # the index is rebuilt; what was stored again since must not be deleted.
-                gone = [meta[i : i + 32] for i in range(0, len(meta), 32)]
-                meta = b"".join(k for k in gone if self._index.get("pages", k) is None)
-                stays = self._index.get("snapshots", header.key) is not None
-                key = _NO_SNAPSHOT if stays else header.key
-                if number == self._log.numbers()[0] or (not meta and key == _NO_SNAPSHOT):
-                    continue
-                moved.append(Record(DELETE, key, meta))
-                continue
-            moved.append(Record(header.kind, header.key, meta, payload))
-            if len(moved) == MOVE_RECORDS:
-                self._append(moved)
-                moved = []
-        if moved:
-            self._append(moved)
+        Others come in between the steps. What they add goes to the end of the log, never into a
+        segment that is being emptied, and whether a record is live is asked as it is moved.
+        """
+        with self._using():
+            live: Counter[int] = Counter()
+            for _, data in self._index.items("pages"):
+                location = Location.decode(data)
+                live[location.segment] += location.nbytes
+            dead = [n for n in self._log.numbers() if live[n] < LIVE_FRACTION * self._log.size(n)]
+            if dead and dead[-1] == self._log.end.segment:
+                self._log.sealed = True
+        for number in dead:
+            records = self._log.scan(number)
+            while step := list(islice(records, MOVE_RECORDS)):
+                with self._using():
+                    if moved := [record for found in step if (record := self._moved(found))]:
+                        self._poisoning(self._append, moved)
+            with self._using():
+                self._poisoning(self._remove, number)
+
+    def _remove(self, number: int) -> None:
+        # The index must not point into the file, not even after a crash that undoes its last
+        # unsynced writes.
+        self._index.sync()
+        self._log.remove(number)
+
+    def _moved(self, found: Found) -> Record | None:
+        """A record as it is written again, or None where nothing needs it any more."""
+        header, location, meta = found
+        if header.kind == PAGE:
+            if self._index.get("pages", header.key) != location.encode():
+                return None
+            pages = location.split(memoryview(bytearray(location.payload_nbytes)))
+            file = self._log.file(location.segment)
+            self._log.read([Wanted(header.key, file, location, pages)])
+            return Record(PAGE, header.key, meta, pages)
+        if header.kind == SNAPSHOT:
+            live = self._index.get("snapshots", header.key) == meta
+            return Record(SNAPSHOT, header.key, meta) if live else None
+        # What it deletes may lie in an older segment that stays, and would come back when the index
+        # is rebuilt; what was stored again since must not be deleted.
+        gone = [meta[i : i + 32] for i in range(0, len(meta), 32)]
+        meta = b"".join(k for k in gone if self._index.get("pages", k) is None)
+        stays = self._index.get("snapshots", header.key) is not None
+        key = _NO_SNAPSHOT if stays else header.key
+        if location.segment == self._log.numbers()[0] or (not meta and key == _NO_SNAPSHOT):
+            return None
+        return Record(DELETE, key, meta)
 
     def _close(self) -> None:
         self._index.close()

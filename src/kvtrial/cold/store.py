@@ -16,31 +16,34 @@ they are served like any other (each is whole) until ``gc`` takes them.
 
 Durability, the same in both stores: a batch is acknowledged (``progress`` is called, or ``spill``
 returns) after one fsync that makes all of it durable, and becomes visible only then. A batch is
-recovered whole or not at all. One process opens a store at a time; calls of its threads take turns.
+recovered whole or not at all.
+
+One process opens a store at a time. Calls of its threads take turns, but for the reading itself: a
+restore that has found its pages goes on beside others and beside ``gc``, which lets others in between
+its steps.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvtrial.cold import disk, keys
+from kvtrial import machine
+from kvtrial.cold import disk, folder, keys
 from kvtrial.cold.ahead import ahead
 from kvtrial.cold.errors import (
     ColdError,
     CorruptSegment,
-    ForeignStore,
-    FormatMismatch,
     IdentityMismatch,
     KeyCollision,
     StoreClosed,
@@ -48,12 +51,13 @@ from kvtrial.cold.errors import (
 )
 from kvtrial.cold.index import Index, Snapshot
 from kvtrial.cold.keys import Identity, PageKey
-from kvtrial.cold.page import Page, PageMeta, content_address
+from kvtrial.cold.page import Page, PageMeta, content_address, flat
 from kvtrial.contract import I64, Bool, InvalidArgument, KVSession, StepIncomplete
 
-FORMAT = 1
-_FORMAT_FILE = "FORMAT.json"
-_LOCK_FILE = "LOCK"
+#: One thread alone is bound by the kernel's copy and then by its own checksums; two overlap them.
+READ_THREADS = 2
+#: Pages that are looked up together; a prefix that ends early costs one such step.
+_LOOKUP_PAGES = 256
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,28 @@ class SpillReport:
     pages_shared: int
     payload_bytes: int
     batches: int
+
+
+@dataclass(frozen=True)
+class RestoreTimes:
+    """Where a restore's time went, nanoseconds; reading and checking are summed over its threads.
+
+    Attributes
+    ----------
+    lookup_ns : int
+        Keys hashed, pages found in the index and compared with what was asked for.
+    read_ns : int
+        Reading the pages: system calls, or RocksDB and its binding.
+    check_ns : int
+        Checksums; 0 where RocksDB checks as it reads.
+    import_ns : int
+        The rest: pages taken from the pool, copied into where the binding needs it, made valid.
+    """
+
+    lookup_ns: int
+    read_ns: int
+    check_ns: int
+    import_ns: int
 
 
 class Entry(NamedTuple):
@@ -91,6 +117,9 @@ class Stored(NamedTuple):
 
 
 Progress = Callable[[int, int], None]
+#: Fills each stored page's views from disk, checked, with so many threads; nanoseconds of reading and
+#: of checking.
+Reader = Callable[[Sequence[list[memoryview]], int], tuple[int, int]]
 
 
 class ColdStore(ABC):
@@ -105,7 +134,7 @@ class ColdStore(ABC):
 
     Raises
     ------
-    StoreLocked, ForeignStore, FormatMismatch, CorruptSegment, CorruptIndex, OSError
+    StoreLocked, ForeignStore, FormatMismatch, NotWritable, CorruptSegment, CorruptIndex, OSError
     """
 
     kind: str
@@ -113,35 +142,18 @@ class ColdStore(ABC):
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path = path
         self.identity = identity
+        #: Of the last restore that found something.
+        self.times: RestoreTimes | None = None
         self._mutex = threading.RLock()
+        self._collecting = threading.Lock()
         self._poison: str | None = None
         self._closed = False
-        _refuse_foreign(path)
-        disk.make_dir(path)
-        self._lock_fd = disk.lock(path / _LOCK_FILE)
+        self._lock_fd = folder.claim(path, self.kind)
         try:
-            self._claim_format()
             self._open()
         except BaseException:
             os.close(self._lock_fd)
             raise
-
-    def _claim_format(self) -> None:
-        """Check which format the folder has, or give a new one ours."""
-        file = self.path / _FORMAT_FILE
-        ours = {"format": FORMAT, "kind": self.kind}
-        if not file.exists():
-            disk.write_file(file, json.dumps(ours).encode())
-            return
-        try:
-            theirs = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ForeignStore(f"{file} is no JSON ({error}); use another folder") from None
-        if theirs != ours:
-            raise FormatMismatch(
-                f"{self.path} was written as {theirs}; this opener reads {ours}; use another "
-                "folder, or the version that wrote it"
-            )
 
     # ---- what a kind of store adds
 
@@ -156,8 +168,8 @@ class ColdStore(ABC):
         """Make one batch durable (one fsync), then visible."""
 
     @abstractmethod
-    def _read(self, stored: Sequence[Stored], views: Sequence[list[memoryview]]) -> None:
-        """Fill each page's views from disk, checked."""
+    def _reader(self, stored: Sequence[Stored]) -> Reader:
+        """Take hold of the pages, so that they can be read later, whatever is deleted until then."""
 
     @abstractmethod
     def _drop(self, snapshot: Snapshot | None, page_keys: Sequence[bytes]) -> None:
@@ -165,7 +177,7 @@ class ColdStore(ABC):
 
     @abstractmethod
     def _reclaim(self) -> None:
-        """Give back the space of what was dropped."""
+        """Give back the space of what was dropped; takes the lock itself, step by step."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -204,7 +216,7 @@ class ColdStore(ABC):
         with self._using():
             self._refuse_other(session)
             valid = _validity(session, self.identity, len(tokens))
-            chain = keys.chain(self.identity, tokens)
+            chain = list(keys.chain(self.identity, tokens))
             present = {stored.page.key: stored.meta for stored in self._lookup(chain)}
             missing = [i for i, page in enumerate(chain) if page.key not in present]
             self._refuse_other_holes(chain, present, valid)
@@ -243,20 +255,30 @@ class ColdStore(ABC):
         IdentityMismatch, PoolExhausted, HoleNotAllowed, CorruptSegment
             The session is as it was before.
         """
+        begun = time.perf_counter_ns()
         tokens = keys.as_tokens(token_ids)
         with self._using():
             self._refuse_other(session)
             stored = self._prefix(tokens)
             if not stored:
                 return 0
-            valid = np.concatenate([meta.valid for _, meta in stored], axis=1)
-            views = session.begin_restore(valid)
-            try:
-                self._read(stored, [_column(views, i) for i in range(len(stored))])
-            except BaseException:
-                session.cancel_restore()
-                raise
-            session.finish_restore()
+            read = self._reader(stored)
+        found = time.perf_counter_ns()
+        valid = np.concatenate([meta.valid for _, meta in stored], axis=1)
+        views = session.begin_restore(valid)
+        try:
+            columns = [
+                [view for layer in views if (view := layer[i]) is not None]
+                for i in range(len(stored))
+            ]
+            threads = min(machine.usable_cpus(), max(READ_THREADS, session.store.spec.threads))
+            read_ns, check_ns = read(columns, threads)
+        except BaseException:
+            session.cancel_restore()
+            raise
+        session.finish_restore()
+        rest = time.perf_counter_ns() - found - (read_ns + check_ns) // threads
+        self.times = RestoreTimes(found - begun, read_ns, check_ns, max(rest, 0))
         return int(valid.shape[1])
 
     def contains(self, token_ids: Any) -> int:
@@ -276,7 +298,7 @@ class ColdStore(ABC):
 
         Pages that another snapshot names stay. The space comes back with `gc`.
         """
-        chain = keys.chain(self.identity, keys.as_tokens(token_ids))
+        chain = list(keys.chain(self.identity, keys.as_tokens(token_ids)))
         with self._using():
             data = self._index.get("snapshots", chain[-1].key) if chain else None
             if data is None:
@@ -291,15 +313,16 @@ class ColdStore(ABC):
         """Drop pages of interrupted spills and give back space.
 
         Returns the bytes by which the files shrank; below zero where RocksDB's log had to be
-        written out first.
+        written out first, or where others spilled meanwhile.
         """
-        with self._using():
+        with self._collecting:
             before = self.disk_bytes()
-            kept = {k for s in self._snapshots() for k in s.page_keys}
-            orphans = [k for k, _ in self._index.items("prefix") if k not in kept]
-            if orphans:
-                self._poisoning(self._drop, None, orphans)
-            self._poisoning(self._reclaim)
+            with self._using():
+                kept = {k for s in self._snapshots() for k in s.page_keys}
+                orphans = [k for k, _ in self._index.items("prefix") if k not in kept]
+                if orphans:
+                    self._poisoning(self._drop, None, orphans)
+            self._reclaim()
             return before - self.disk_bytes()
 
     def verify(self) -> list[Fault]:
@@ -311,7 +334,7 @@ class ColdStore(ABC):
                     meta = PageMeta.decode(data)
                     buffer = bytearray(meta.payload_nbytes)
                     page = PageKey(key, meta.parent, meta.tokens)
-                    self._read([Stored(page, meta)], [[memoryview(buffer)]])
+                    self._reader([Stored(page, meta)])([meta.split(memoryview(buffer))], 1)
                     if content_address([buffer]) != meta.address:
                         raise CorruptSegment("the content is not what its address says")
                 except ColdError as error:
@@ -327,12 +350,11 @@ class ColdStore(ABC):
 
     def disk_bytes(self) -> int:
         """Bytes of the store's files."""
-        return sum(p.stat().st_size for p in self.path.rglob("*") if p.is_file())
+        return _size(self.path.rglob("*"))
 
     def index_bytes(self) -> int:
         """Bytes of the RocksDB folder without the blob files that hold Z1's pages."""
-        files = (p for p in self._index.path.rglob("*") if p.is_file() and p.suffix != ".blob")
-        return sum(p.stat().st_size for p in files)
+        return _size(p for p in self._index.path.rglob("*") if p.suffix != ".blob")
 
     @property
     def syncs(self) -> int:
@@ -347,6 +369,10 @@ class ColdStore(ABC):
             self._closed = True
             try:
                 self._close()
+            except ColdError:
+                # A poisoned store has said so already; what it acknowledged is on the disk.
+                if self._poison is None:
+                    raise
             finally:
                 os.close(self._lock_fd)
 
@@ -419,7 +445,7 @@ class ColdStore(ABC):
             if data is None:
                 continue
             meta = PageMeta.decode(data)
-            if meta.parent != page.parent or not np.array_equal(meta.tokens, page.tokens):
+            if meta.parent != page.parent or meta.tokens.tobytes() != page.tokens.tobytes():
                 raise KeyCollision(
                     f"key {page.key.hex()[:16]} holds another page's tokens; the stored page is "
                     "neither served nor replaced"
@@ -431,17 +457,17 @@ class ColdStore(ABC):
         """The longest stored prefix: whole pages, then the longest partial page that follows."""
         chain = keys.chain(self.identity, tokens)
         stored: list[Stored] = []
-        for want, have in zip(chain, self._lookup(chain)):
-            if want.key != have.page.key:
-                break
-            stored.append(have)
-        p = self.identity.page_tokens
-        if (stored and len(stored[-1].page.tokens) < p) or len(stored) == len(chain):
+        after: PageKey | None = None  # the first page that isn't stored
+        while after is None and (step := list(islice(chain, _LOOKUP_PAGES))):
+            found = self._lookup(step)
+            whole = sum(want.key == have.page.key for want, have in zip(step, found))
+            stored += found[:whole]
+            after = step[whole] if whole < len(step) else None
+        if after is None:
             return stored
-        after = chain[len(stored)]
         tails = [
             PageKey(keys.next_key(after.parent, part), after.parent, part)
-            for n in range(min(len(after.tokens), p - 1), 0, -1)
+            for n in range(min(len(after.tokens), self.identity.page_tokens - 1), 0, -1)
             if (part := after.tokens[:n]) is not None
         ]
         return stored + self._lookup(tails)[:1]
@@ -455,7 +481,7 @@ class ColdStore(ABC):
             view = session.page_bytes(int(layer), index)
             if view is None:
                 raise InvalidArgument(f"layer {layer} has valid rows in page {index} but no page")
-            payload.append(_flat(view))
+            payload.append(flat(view))
         page_nbytes = session.store.page_nbytes
         meta = PageMeta(page.parent, content_address(payload), page.tokens, part, page_nbytes)
         return Page(page.key, meta, payload)
@@ -465,17 +491,13 @@ class ColdStore(ABC):
             yield Snapshot.decode(data)
 
 
-def _refuse_foreign(path: Path) -> None:
-    """`ForeignStore` for a file, or a folder with something else in it; nothing is created."""
-    if path.is_dir():
-        names = {p.name for p in path.iterdir()} - {_LOCK_FILE, f".{_FORMAT_FILE}.new"}
-        if names and _FORMAT_FILE not in names:
-            raise ForeignStore(
-                f"{path} holds {', '.join(sorted(names)[:3])} and no {_FORMAT_FILE}: it is no cold "
-                "store; use an empty or new folder"
-            )
-    elif path.exists():
-        raise ForeignStore(f"{path} is a file; give a folder")
+def _size(paths: Iterable[Path]) -> int:
+    """Bytes of those that are files; some may go while they are counted."""
+    total = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def _validity(session: KVSession, identity: Identity, n_tokens: int) -> Bool:
@@ -499,13 +521,3 @@ def _validity(session: KVSession, identity: Identity, n_tokens: int) -> Bool:
     for layer, bits in enumerate(layers):
         valid[layer, : len(bits)] = bits
     return valid
-
-
-def _column(views: list[list[memoryview | None]], page: int) -> list[memoryview]:
-    """One page's writable views over all layers that have it, as bytes."""
-    return [_flat(v) for layer in views if (v := layer[page]) is not None]
-
-
-def _flat(view: memoryview) -> memoryview:
-    """A page's view as bytes; most stores give it so, and one object less counts a thousand times."""
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")

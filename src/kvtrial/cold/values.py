@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from kvtrial.cold import disk
 from kvtrial.cold.errors import ColdError, CorruptIndex
 from kvtrial.cold.index import Batch, Index, Snapshot
 from kvtrial.cold.page import Page, split
-from kvtrial.cold.store import ColdStore, Stored
+from kvtrial.cold.store import ColdStore, Reader, Stored
 
 
 class ValueStore(ColdStore):
@@ -30,15 +31,25 @@ class ValueStore(ColdStore):
             batch.put("snapshots", snapshot.key, snapshot.encode())
         self._index.write(batch, sync=True)
 
-    def _read(self, stored: Sequence[Stored], views: Sequence[list[memoryview]]) -> None:
-        for (page, meta), into in zip(stored, views):
-            payload = self._index.get("pages", page.key)
-            if payload is None or len(payload) != meta.payload_nbytes:
-                have = "no value" if payload is None else f"{len(payload)} bytes"
-                raise CorruptIndex(
-                    f"page {page.key.hex()[:16]} has {have} instead of {meta.payload_nbytes} bytes"
-                )
-            split(payload, into)
+    def _reader(self, stored: Sequence[Stored]) -> Reader:
+        snapshot = self._index.snapshot("pages")
+
+        def read(views: Sequence[list[memoryview]], threads: int) -> tuple[int, int]:
+            read_ns = 0
+            for (page, meta), into in zip(stored, views):
+                begun = time.perf_counter_ns()
+                payload = snapshot(page.key)
+                read_ns += time.perf_counter_ns() - begun
+                if payload is None or len(payload) != meta.payload_nbytes:
+                    have = "no value" if payload is None else f"{len(payload)} bytes"
+                    raise CorruptIndex(
+                        f"page {page.key.hex()[:16]} has {have} instead of {meta.payload_nbytes} "
+                        "bytes; delete() the sequence that holds it, and spill it again"
+                    )
+                split(payload, into)
+            return read_ns, 0
+
+        return read
 
     def _drop(self, snapshot: Snapshot | None, page_keys: Sequence[bytes]) -> None:
         batch = Batch(self._index)
@@ -50,7 +61,8 @@ class ValueStore(ColdStore):
         self._index.write(batch, sync=True)
 
     def _reclaim(self) -> None:
-        self._index.compact()
+        with self._using():
+            self._poisoning(self._index.compact)
 
     def _uncertain(self, error: ColdError) -> bool:
         # After a failed write of its log RocksDB refuses more until it is reopened.

@@ -26,16 +26,19 @@ def library() -> Path | None:
 
 
 def preload_environment() -> dict[str, str] | None:
-    """Environment variables that make a child process count, or None where that can't be done.
+    """Environment variables that make a child process count, or None where that can't be done."""
+    found = library()
+    return None if found is None else environment_with(found)
+
+
+def environment_with(preloaded: Path) -> dict[str, str]:
+    """Environment variables that load a library before the C library.
 
     The folder goes on the search path and only the name is preloaded: LD_PRELOAD itself can't hold
     a path with a space.
     """
-    found = library()
-    if found is None:
-        return None
-    search = [str(found.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    return {"LD_PRELOAD": found.name, "LD_LIBRARY_PATH": ":".join(search)}
+    search = [str(preloaded.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {"LD_PRELOAD": preloaded.name, "LD_LIBRARY_PATH": ":".join(search)}
 
 
 def available() -> bool:

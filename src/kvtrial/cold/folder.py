@@ -1,0 +1,107 @@
+"""A cold store's folder: whether it is one, which format it has, and its lock.
+
+Everything of a store lies in its folder, on one filesystem, and no name in it leads elsewhere: files
+are renamed and removed there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from kvtrial.cold import disk
+from kvtrial.cold.errors import ForeignStore, FormatMismatch, NotWritable
+
+#: Raised with each change of what is written; 2: a sum for each page of a segment's record.
+FORMAT = 2
+_FORMAT_FILE = "FORMAT.json"
+_LOCK_FILE = "LOCK"
+
+
+def claim(path: Path, kind: str) -> int:
+    """Make or check the folder and take its lock.
+
+    Returns
+    -------
+    int
+        The descriptor whose closing releases the lock.
+
+    Raises
+    ------
+    ForeignStore, FormatMismatch, StoreLocked, NotWritable, OSError
+    """
+    _refuse_foreign(path)
+    try:
+        disk.make_dir(path)
+        lock = disk.lock(path / _LOCK_FILE)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise NotWritable(
+                error.errno,
+                f"{path} can't be written ({os.strerror(error.errno)}); a cold store takes a lock "
+                "and recovers as it opens: give a folder that you may write to",
+            ) from error
+        raise
+    try:
+        _claim_format(path, kind)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _refuse_foreign(path: Path) -> None:
+    """`ForeignStore` for a file, or a folder with something else in it; nothing is created."""
+    if path.is_dir():
+        names = {p.name for p in path.iterdir()} - {_LOCK_FILE, f".{_FORMAT_FILE}.new"}
+        if names and _FORMAT_FILE not in names:
+            raise ForeignStore(
+                f"{path} holds {', '.join(sorted(names)[:3])} and no {_FORMAT_FILE}: it is no cold "
+                "store; use an empty or new folder"
+            )
+        for inside in path.rglob("*"):
+            if inside.is_symlink():
+                raise ForeignStore(
+                    f"{inside} leads to {inside.readlink()}; a store removes and renames what it "
+                    "finds, so nothing in its folder may lie elsewhere: move it here, or link the "
+                    "whole folder"
+                )
+    elif path.exists():
+        raise ForeignStore(f"{path} is a file; give a folder")
+
+
+def kind_of(path: Path) -> str | None:
+    """The kind of the store that lies there, None where none does."""
+    written = _written(path / _FORMAT_FILE)
+    return None if written is None else str(written.get("kind"))
+
+
+def _written(file: Path) -> dict[str, Any] | None:
+    """What the format file says, None where there is none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ForeignStore(f"{file} is no JSON ({error}); use another folder") from None
+    if not isinstance(found, dict):
+        raise ForeignStore(f"{file} holds {found!r}; use another folder")
+    return found
+
+
+def _claim_format(path: Path, kind: str) -> None:
+    """Check which format the folder has, or give a new one ours."""
+    ours = {"format": FORMAT, "kind": kind}
+    theirs = _written(path / _FORMAT_FILE)
+    if theirs is None:
+        disk.write_file(path / _FORMAT_FILE, json.dumps(ours).encode())
+    elif theirs != ours:
+        raise FormatMismatch(
+            f"{path} was written as {theirs}; this opener reads {ours}; use another "
+            "folder, or the version that wrote it"
+        )

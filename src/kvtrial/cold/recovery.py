@@ -1,0 +1,107 @@
+"""What opening does with segment files: yield the whole batches, cut the torn tail, sync.
+
+A batch is not begun before the one before it was synced. So what follows the last whole batch of the
+last segment was never acknowledged, and is cut off - unless a record of a *later* batch stands behind
+it, which proves that it was whole once: that is `CorruptSegment`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from kvtrial.cold import disk
+from kvtrial.cold.errors import CorruptSegment
+from kvtrial.cold.records import FILE_HEADER_BYTES, HEADER_BYTES, MAGIC, FileHeader, Header
+from kvtrial.cold.segments import START, Found, Position, SegmentLog
+
+_WINDOW = 1 << 20
+
+
+def recover(log: SegmentLog, start: Position | None) -> Iterator[list[Found]]:
+    """Yield the whole batches from ``start`` on (None: all), then cut the torn tail and sync.
+
+    Exhaust it before anything is written. Raises `CorruptSegment` for damage that a crash can't have
+    made.
+    """
+    numbers = [n for n in log.numbers() if start is None or n >= start.segment]
+    log.end = start or START
+    for number in numbers:
+        last = number == numbers[-1]
+        log.end = _first_position(log, number, last)
+        if start is not None and number == start.segment:
+            log.end = start
+        while batch := _batch_at(log, log.end):
+            found = batch[-1]
+            offset = found.location.offset + found.location.nbytes
+            log.end = Position(number, offset, found.header.batch + 1)
+            log.recovered.replayed_batches += 1
+            yield batch
+        _end_segment(log, last)
+
+
+def _first_position(log: SegmentLog, number: int, last: bool) -> Position:
+    """Check a segment's own header; a torn one of the last segment is written again."""
+    file = log.file(number)
+    data = bytearray(FILE_HEADER_BYTES)
+    n = disk.read_into(file.fd, [data], 0)
+    header = FileHeader.parse(data, str(file.path)) if n == FILE_HEADER_BYTES else None
+    if header is not None:
+        if header.segment != number:
+            raise CorruptSegment(f"{file.path} at offset 0 says it is segment {header.segment}")
+        return Position(number, FILE_HEADER_BYTES, header.first_batch)
+    if last and not _batches_behind(log, Position(number, 0, 0)):
+        log.recovered.truncated_bytes += n
+        os.ftruncate(file.fd, 0)
+        disk.write_all(file.fd, [FileHeader(number, log.end.batch).encode()], 0)
+        disk.fsync(file.fd)
+        return Position(number, FILE_HEADER_BYTES, log.end.batch)
+    raise CorruptSegment(f"{file.path} at offset 0: the file header is damaged")
+
+
+def _batch_at(log: SegmentLog, at: Position) -> list[Found] | None:
+    """The batch that begins there, or None where it isn't whole."""
+    batch: list[Found] = []
+    offset = at.offset
+    while not batch or len(batch) < batch[0].header.count:
+        found = log.record_at(at.segment, offset)
+        if found is None or (found.header.ordinal, found.header.batch) != (len(batch), at.batch):
+            return None
+        batch.append(found)
+        offset += found.location.nbytes
+    return batch
+
+
+def _batches_behind(log: SegmentLog, at: Position) -> set[int]:
+    """Batch numbers of the sound record headers that lie anywhere behind a place."""
+    found: set[int] = set()
+    fd, size, offset = log.file(at.segment).fd, log.size(at.segment), at.offset
+    window = bytearray(_WINDOW + HEADER_BYTES)
+    while offset < size:
+        n = disk.read_into(fd, [window], offset)
+        data = bytes(window[:n])
+        place = data.find(MAGIC)
+        while 0 <= place < _WINDOW:
+            header = data[place : place + HEADER_BYTES]
+            if len(header) == HEADER_BYTES and (sound := Header.parse(header)):
+                found.add(sound.batch)
+            place = data.find(MAGIC, place + 1)
+        offset += _WINDOW
+    return found
+
+
+def _end_segment(log: SegmentLog, last: bool) -> None:
+    """Deal with what follows ``log.end``, the last whole batch of a segment."""
+    file, (number, offset, expected) = log.file(log.end.segment), log.end
+    torn = log.size(number) - offset
+    if torn and (not last or any(b > expected for b in _batches_behind(log, log.end))):
+        raise CorruptSegment(
+            f"{file.path} at offset {offset}: batch {expected} is damaged and whole ones follow, so "
+            "this is no torn tail; put the file back from a copy, or delete the store to begin anew"
+        )
+    if last:
+        os.ftruncate(file.fd, offset)
+        # Also without a torn tail: replayed batches may still be in the page cache alone.
+        disk.fsync(file.fd)
+        log.recovered.truncated_bytes += torn
+        log.sealed = False
