@@ -34,6 +34,7 @@ from kvtrial import (
     rule,
 )
 from kvtrial import protocol as registered
+from kvtrial.break_even import restore_against_recompute
 from kvtrial.contrasts import Measured, contrast, digits
 from kvtrial.hot_tier import ADOPT, INCONCLUSIVE, KEEP
 
@@ -175,7 +176,9 @@ def _skipped(events: pd.DataFrame) -> list[dict[str, str]]:
 
 def _decide_cold(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
     """Z1 or Z2 by restore latency at equal durability; RocksDB is the index either way."""
-    rows = events[events["stage"] == "cold_tier"]
+    everything = events[events["stage"] == "cold_tier"]
+    prefix = protocol["cold"]["prefix_tokens"]
+    rows = everything[everything["context"].isin([0, prefix])]
     figures: dict[str, dict[str, Any]] = {}
     for (name, metric), own in rows[rows["metric"].str.startswith("cold/")].groupby(
         ["candidate", "metric"]
@@ -186,7 +189,12 @@ def _decide_cold(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, An
                 float(numbers.median())
             )
     decide_by = protocol["cold"]["decide_by"]
-    result: dict[str, Any] = {"index": "RocksDB", "decided_by": decide_by, "figures": figures}
+    result: dict[str, Any] = {
+        "index": "RocksDB",
+        "decided_by": decide_by,
+        "figures": figures,
+        **restore_against_recompute(everything, prefix),
+    }
 
     def inconclusive(reason: str) -> dict[str, Any]:
         return {**result, "adopted": None, "reason": reason}
@@ -204,8 +212,9 @@ def _decide_cold(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, An
         crash = rows[(rows["candidate"] == name) & (rows["metric"] == "cold/crash_recovered")]
         if crash.empty:
             return inconclusive(f"{name}: no crash evidence; equal durability is not shown")
-        if not (crash["value"] == 1).all():
-            return inconclusive(f"{name} lost acknowledged pages after a crash")
+        broken = sorted(set(crash[crash["value"] != 1]["text"]))
+        if broken:
+            return inconclusive(f"{name} broke a promise after: {', '.join(broken)}")
     fsyncs = {
         name: set(
             rows[(rows["candidate"] == name) & (rows["metric"] == "cold/fsyncs_per_batch")]["value"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtrial.cold import KINDS, Identity, open_cold
 from kvtrial.candidates import candidates
+from kvtrial.cold import KINDS, Identity, open_cold
 from kvtrial.contract import PoolExhausted, Profile, StoreSpec
 
 P = 16

@@ -9,9 +9,9 @@ import tracemalloc
 import numpy as np
 import pytest
 import xxhash
+from kvtrial.cold._reader import SHORT_BYTES, checksum
 
 from kvtrial.cold import errors, segments
-from kvtrial.cold._reader import SHORT_BYTES, checksum
 from kvtrial.cold.records import HEADER_BYTES, PAGE, Record
 from kvtrial.cold.recovery import recover
 from kvtrial.cold.segments import SegmentLog, Wanted

@@ -196,7 +196,9 @@ def test_a_colliding_key_is_noticed_and_not_served(cold, store, monkeypatch):
     cold.spill(session, tokens(P))
     mine = next(keys.chain(cold.identity, tokens(P))).key
     other = next(
-        t for n in range(10_000) if next(keys.chain(cold.identity, t := tokens(P) + n + 1)).key == mine
+        t
+        for n in range(10_000)
+        if next(keys.chain(cold.identity, t := tokens(P) + n + 1)).key == mine
     )
     with pytest.raises(errors.KeyCollision):
         cold.restore(other, store.open_session())

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from kvtrial.cold.folder import kind_of
 from kvtrial.cold.keys import Identity
+from kvtrial.cold.reports import SpillReport
 from kvtrial.cold.segmented import SegmentStore
-from kvtrial.cold.store import ColdStore, SpillReport
+from kvtrial.cold.store import ColdStore
 from kvtrial.cold.values import ValueStore
 from kvtrial.contract import InvalidArgument
 

@@ -18,7 +18,7 @@ from kvtrial.cold import ColdStore, open_cold
 from kvtrial.cold.errors import ColdError
 from kvtrial.cold.pattern import PATTERN_ROWS, PatternStore, pattern_session, pattern_tokens
 
-Say = Callable[..., None]
+Say = Callable[..., object]
 Said = list[list[str]]
 
 
@@ -81,7 +81,7 @@ def spill_aloud(cold: ColdStore, store: PatternStore, n: int, say: Say) -> None:
 def delete_aloud(cold: ColdStore, n: int, say: Say) -> None:
     say("deleting", n)
     cold.delete(pattern_tokens(n))
-    say("deleted", n)
+    say("deleted", n, *_newest(cold.path))
 
 
 def _newest(store: Path) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import random
 import shutil
@@ -323,6 +324,9 @@ def syncs_of_batches(kind: str, folder: Path, batches: int) -> list[int]:
     folder.mkdir(parents=True)
 
     def write(say: Say) -> None:
+        def acknowledged(*_: int) -> None:
+            say(faults.calls(faults.SYNC))
+
         faults.watch(folder)
         store = PatternStore()
         rows = store.spec.page_tokens * (batches + 1)
@@ -333,12 +337,12 @@ def syncs_of_batches(kind: str, folder: Path, batches: int) -> list[int]:
                 session,
                 range(rows),
                 batch_pages=1,
-                progress=lambda *_: say(faults.calls(faults.SYNC)),
+                progress=acknowledged,
             )
 
     counts = [int(words[0]) for words in forked(write)]
     shutil.rmtree(folder)
-    return [after - before for before, after in zip(counts, counts[1:])]
+    return [after - before for before, after in itertools.pairwise(counts)]
 
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:

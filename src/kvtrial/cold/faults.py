@@ -58,9 +58,7 @@ def fail(kind: int, error: int, after: int = 0, keep: int = 0) -> None:
     """Let calls fail with ``error`` (an errno, `DIE` or `SHORT`), those of ``kind`` after the next
     ``after`` ones; a write takes ``keep`` bytes first. With 0 for ``error`` the disk is well again.
     """
-    _native().kvtrial_disk_fail(
-        kind, error, ctypes.c_long(after), ctypes.c_long(keep)
-    )
+    _native().kvtrial_disk_fail(kind, error, ctypes.c_long(after), ctypes.c_long(keep))
 
 
 def calls(kind: int) -> int:
@@ -77,9 +75,7 @@ def _key(path: Path) -> str | None:
     return key.value.decode()
 
 
-def power_cut(
-    folder: Path, memory: Path, into: Path, draw: random.Random | None = None
-) -> None:
+def power_cut(folder: Path, memory: Path, into: Path, draw: random.Random | None = None) -> None:
     """Make in ``into`` what a power cut leaves of a watched folder.
 
     A file has the bytes that it had as it was last synced, a folder the names; the rest is lost. With

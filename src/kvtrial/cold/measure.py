@@ -1,9 +1,10 @@
-"""The cold tier measured: one block, a fresh process in which Z1, Z2 and a plain file do the same work.
+"""The cold tier measured: one block, a fresh process in which Z1, Z2 and a plain file do the same work,
+and the model computes what they restore.
 
 ``python -m kvtrial.cold.measure SPEC.json OUT.json`` with SPEC:
 
 ==============  ====================================================================================
-candidates      "Z1", "Z2" and "plain", in the order of this block
+candidates      "Z1", "Z2", "plain" and "recompute", in the order of this block
 folder          an empty folder on the disk to be measured
 snapshot        folder of a filled context
 store           name of the hot store whose pages travel
@@ -13,15 +14,20 @@ page_tokens     P
 prefix_tokens   rows that are spilled and restored
 batches         batches of the spill, each with one sync
 repetitions     warm restores
+gguf            the model's file, for "recompute"
+recompute_tokens  up to which a prefill is measured
 ==============  ====================================================================================
 
 All arms write the same pages in as many batches with as many syncs, and read them into the same pages
 of one pool, which were written to before (no page fault is measured). The baseline ``plain`` is one
-file, without index, keys or checksums.
+file, without index, keys or checksums, read by one thread.
+
+Restores of shorter prefixes, and prefills of the same tokens, carry their own ``context``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -37,6 +43,7 @@ from kvtrial.contract import I64, KVSession, KVStore
 from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.stores import Snapshot, fill, opened
+from kvtrial.models import load_model
 
 #: Of the files' pages; above it the cache counts as not dropped, and no cold time is given.
 EVICTED = 0.01
@@ -59,12 +66,15 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
         for place, name in enumerate(spec["candidates"]):
             note(name)
             folder = Path(spec["folder"]) / name
-            arm = _Plain if name == "plain" else _Store
             columns = {"candidate": name, "place": place}
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 with no_collection():
-                    measured = _measure_arm(arm(name, folder, store, source, spec), spec)
+                    if name == "recompute":
+                        measured = _recompute(store, spec)
+                    else:
+                        arm = _Plain if name == "plain" else _Store
+                        measured = _measure_arm(arm(name, folder, store, source, spec), spec)
                 rows += [{**columns, **row} for row in measured]
             except Exception as error:
                 rows.append({**columns, "metric": "failed", "text": failed_row(error)})
@@ -107,18 +117,52 @@ class _Store:
     def syncs(self) -> int:
         return self.cold.syncs
 
-    def read(self) -> int:
-        """Nanoseconds to restore everything into an empty session."""
+    def settle(self) -> None:
+        """Let RocksDB write out and compact what it holds back: those bytes belong to the spill."""
+        self.cold.gc()
+
+    def read(self, rows: int) -> int:
+        """Nanoseconds to restore so many rows into an empty session."""
         session = self._hot.open_session()
         try:
             start = clock.now_ns()
-            rows = self.cold.restore(self._tokens, session)
+            restored = self.cold.restore(self._tokens[:rows], session)
             spent = clock.elapsed_ns(start, clock.now_ns(), f"restore from {self._kind}")
-            if rows != len(self._tokens):
-                raise RuntimeError(f"{rows} of {len(self._tokens)} rows were restored")
+            if restored != rows:
+                raise RuntimeError(f"{restored} of {rows} rows were restored")
         finally:
             session.close()
         return spent
+
+    def parts(self) -> dict[str, float]:
+        """Milliseconds of the parts of the last restore, and of RocksDB's binding in another."""
+        times = self.cold.times
+        assert times is not None
+        found = {
+            f"restore_{name}_ms": getattr(times, f"{name}_ns") / 1e6
+            for name in ("lookup", "read", "check", "import")
+        }
+        if self._kind == "Z1":
+            before = self.cold.rocksdb_get_us
+            self.read(len(self._tokens))
+            inside = (self.cold.rocksdb_get_us - before) / 1e3
+            found["restore_binding_ms"] = max(self.cold.times.read_ns / 1e6 - inside, 0.0)  # type: ignore[union-attr]
+        return found
+
+    def collect(self) -> tuple[int, int]:
+        """Nanoseconds of a gc with one sequence of two gone, and bytes that it gave back."""
+        other = self._tokens[: len(self._tokens) // 2] + 1
+        half = self._hot.open_session()
+        try:
+            if self.cold.restore(self._tokens[: len(other)], half) != len(other):
+                raise RuntimeError("the first half of the sequence is not there")
+            self.cold.spill(half, other)
+        finally:
+            half.close()
+        self.cold.delete(self._tokens)
+        start = clock.now_ns()
+        freed = self.cold.gc()
+        return clock.elapsed_ns(start, clock.now_ns(), f"gc of {self._kind}"), freed
 
     def index_bytes(self) -> int | None:
         return self.cold.index_bytes()
@@ -164,13 +208,16 @@ class _Plain:
     def syncs(self) -> int:
         return disk.counters.fsyncs
 
-    def read(self) -> int:
-        """Nanoseconds to read everything into an empty session's pages."""
+    def settle(self) -> None:
+        """Nothing is held back."""
+
+    def read(self, rows: int) -> int:
+        """Nanoseconds to read so many rows into an empty session's pages."""
         session = self._hot.open_session()
         try:
             start = clock.now_ns()
-            into = session.begin_restore(self._valid)
-            views = [_present(layer[i]) for i in range(len(self._pages)) for layer in into]
+            into = session.begin_restore(self._valid[:, :rows])
+            views = [_present(view) for page in zip(*into) for view in page]
             disk.read_into(self._fd, views, 0)
             session.finish_restore()
             return clock.elapsed_ns(start, clock.now_ns(), "plain read")
@@ -189,12 +236,24 @@ def _present(view: memoryview | None) -> memoryview:
     return view
 
 
+def contexts(prefix_tokens: int, page_tokens: int) -> list[int]:
+    """Prefixes that are restored: a page, four times as much, and so on, and the registered one."""
+    found = []
+    n = page_tokens
+    while n < prefix_tokens:
+        found.append(n)
+        n *= 4
+    return [*found, prefix_tokens]
+
+
 def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
     rows: list[Row] = []
+    prefix = spec["prefix_tokens"]
 
-    def add(metric: str, value: float | None, index: int = 0) -> None:
+    def add(metric: str, value: float | None, index: int = 0, **columns: int) -> None:
         if value is not None:
-            rows.append({"metric": f"cold/{metric}", "value": float(value), "index": index})
+            metric = f"cold/{metric}"
+            rows.append({"metric": metric, "value": float(value), "index": index, **columns})
 
     arm.open()
     try:
@@ -204,12 +263,12 @@ def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
         spent = clock.elapsed_ns(start, clock.now_ns(), "spill")
         name = "plain_write" if isinstance(arm, _Plain) else "spill"
         add(f"{name}_mb_per_s", payload / spent * 1e3)
-        # Whole ones: RocksDB syncs its log once more whenever it begins another.
-        add("fsyncs_per_batch", (arm.syncs() - syncs_before) // batches)
+        add("batches", batches)
         add("fsyncs", arm.syncs() - syncs_before)
         add("payload_mb", payload / 1e6)
+        arm.settle()
     finally:
-        arm.close()  # RocksDB writes its memory out: those bytes count too
+        arm.close()
     if written_before is not None and (written := _bytes_written()) is not None:
         add("bytes_written_per_payload_byte", (written - written_before) / payload)
 
@@ -217,23 +276,57 @@ def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
     try:
         index_bytes = arm.index_bytes()
         add("index_mb", None if index_bytes is None else index_bytes / 1e6)
-        arm.read()  # fills the page cache
+        arm.read(prefix)  # fills the page cache
         for index in range(spec["repetitions"]):
-            add(f"{arm.prefix}_warm_ms", arm.read() / 1e6, index)
+            add(f"{arm.prefix}_warm_ms", arm.read(prefix) / 1e6, index)
+        if isinstance(arm, _Store):
+            for metric, ms in arm.parts().items():
+                add(metric, ms)
+        for rows_read in contexts(prefix, spec["page_tokens"])[:-1]:
+            add(f"{arm.prefix}_warm_ms", arm.read(rows_read) / 1e6, context=rows_read)
     finally:
         arm.close()
 
-    arm.open()
-    try:
-        files = [path for path in arm.folder.rglob("*") if path.is_file()]
-        pagecache.evict(files)
-        resident = pagecache.resident_fraction(files)
-        add("resident_fraction", resident)
-        if resident is not None and resident <= EVICTED:
-            add(f"{arm.prefix}_cold_ms", arm.read() / 1e6)
-    finally:
-        arm.close()
+    for rows_read in contexts(prefix, spec["page_tokens"]):
+        at = {} if rows_read == prefix else {"context": rows_read}
+        arm.open()
+        try:
+            files = [path for path in arm.folder.rglob("*") if path.is_file()]
+            pagecache.evict(files)
+            resident = pagecache.resident_fraction(files)
+            add("resident_fraction", resident, **at)
+            if resident is not None and resident <= EVICTED:
+                add(f"{arm.prefix}_cold_ms", arm.read(rows_read) / 1e6, **at)
+        finally:
+            arm.close()
+
+    if isinstance(arm, _Store):
+        arm.open()
+        try:
+            spent, freed = arm.collect()
+            add("gc_ms", spent / 1e6)
+            add("gc_freed_mb", freed / 1e6)
+        finally:
+            arm.close()
     return rows
+
+
+def _recompute(store: KVStore, spec: Spec) -> list[Row]:
+    """Prefills of the snapshot's own tokens, each into an empty session; the first one warms up."""
+    model = load_model(spec["gguf"])
+    tokens = json.loads((Path(spec["snapshot"]) / "tokens.json").read_text(encoding="utf-8"))["ids"]
+    found: list[Row] = []
+    lengths = contexts(spec["prefix_tokens"], spec["page_tokens"])
+    for n in [lengths[0], *(n for n in lengths if n <= spec["recompute_tokens"])]:
+        session = store.open_session()
+        try:
+            start = clock.now_ns()
+            model.prefill(session, tokens[:n])
+            spent = clock.elapsed_ns(start, clock.now_ns(), f"prefill of {n} tokens")
+        finally:
+            session.close()
+        found.append({"metric": "cold/recompute_ms", "value": spent / 1e6, "context": n})
+    return found[1:]
 
 
 def _bytes_written() -> int | None:

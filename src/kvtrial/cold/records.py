@@ -143,11 +143,11 @@ class Record:
 
 
 class Header(NamedTuple):
-    """A record's header, checked."""
+    """A record's header, checked; ``records`` is the count of its batch's."""
 
     kind: int
     ordinal: int
-    count: int
+    records: int
     batch: int
     meta_nbytes: int
     pages: int

@@ -63,7 +63,7 @@ def _batch_at(log: SegmentLog, at: Position) -> list[Found] | None:
     """The batch that begins there, or None where it isn't whole."""
     batch: list[Found] = []
     offset = at.offset
-    while not batch or len(batch) < batch[0].header.count:
+    while not batch or len(batch) < batch[0].header.records:
         found = log.record_at(at.segment, offset)
         if found is None or (found.header.ordinal, found.header.batch) != (len(batch), at.batch):
             return None

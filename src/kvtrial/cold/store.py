@@ -31,7 +31,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,61 +51,13 @@ from kvtrial.cold.errors import (
 from kvtrial.cold.index import Index, Snapshot
 from kvtrial.cold.keys import Identity, PageKey
 from kvtrial.cold.page import Page, PageMeta, content_address, flat
+from kvtrial.cold.reports import Entry, Fault, RestoreTimes, SpillReport
 from kvtrial.contract import I64, Bool, InvalidArgument, KVSession, StepIncomplete
 
 #: One thread alone is bound by the kernel's copy and then by its own checksums; two overlap them.
 READ_THREADS = 2
 #: Pages that are looked up together; a prefix that ends early costs one such step.
 _LOOKUP_PAGES = 256
-
-
-@dataclass(frozen=True)
-class SpillReport:
-    """What a spill did. Counts of pages are over all layers of one page index; sizes in bytes."""
-
-    rows: int
-    pages_written: int
-    pages_shared: int
-    payload_bytes: int
-    batches: int
-
-
-@dataclass(frozen=True)
-class RestoreTimes:
-    """Where a restore's time went, nanoseconds; reading and checking are summed over its threads.
-
-    Attributes
-    ----------
-    lookup_ns : int
-        Keys hashed, pages found in the index and compared with what was asked for.
-    read_ns : int
-        Reading the pages: system calls, or RocksDB and its binding.
-    check_ns : int
-        Checksums; 0 where RocksDB checks as it reads.
-    import_ns : int
-        The rest: pages taken from the pool, copied into where the binding needs it, made valid.
-    """
-
-    lookup_ns: int
-    read_ns: int
-    check_ns: int
-    import_ns: int
-
-
-class Entry(NamedTuple):
-    """A line of the catalogue."""
-
-    key: str
-    rows: int
-    pages: int
-    created: float
-
-
-class Fault(NamedTuple):
-    """Something that `ColdStore.verify` found damaged."""
-
-    key: str
-    what: str
 
 
 class Stored(NamedTuple):
@@ -360,6 +311,11 @@ class ColdStore(ABC):
     def syncs(self) -> int:
         """Syncs so far, to be compared before and after: ours in this process and RocksDB's."""
         return disk.counters.fsyncs + self._index.syncs
+
+    @property
+    def rocksdb_get_us(self) -> int:
+        """Microseconds that RocksDB itself spent in gets since the store was opened."""
+        return self._index.get_us
 
     def close(self) -> None:
         """Release files and the lock. A second close does nothing."""

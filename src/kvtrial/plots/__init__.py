@@ -11,6 +11,7 @@ from kvtrial.plots import (
     ecdf,
     forest,
     peers,
+    recompute,
     restore,
     roofline,
     scaling,
@@ -27,6 +28,7 @@ FIGURES = {
     "roofline": roofline,
     "restore": restore,
     "peers": peers,
+    "recompute": recompute,
 }
 
 __all__ = ["FIGURES"]

@@ -1,4 +1,4 @@
-"""Stage ``cold_tier``: Z1, Z2 and a plain file side by side, then writers that are killed.
+"""Stage ``cold_tier``: Z1, Z2, a plain file and a prefill side by side, then the crash matrix.
 
 ``python -m kvtrial.stages.cold_tier --run-dir DIR --gguf FILE``
 
@@ -16,17 +16,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvtrial.cold import KINDS, crash
+from kvtrial.cold import KINDS, faults
 from kvtrial.journal import Attempt
-from kvtrial.stages.common import Block, Row, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.measure import child
+from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_blocks
 from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.cold.measure"
+CRASH_MODULE = "kvtrial.cold.crash"
 #: Whose pages are spilled: the reference path's.
 STORE = "K1"
 WARM_REPETITIONS = 3
-#: Such a round takes about a second, a measured block about ten.
+#: Such a round takes about half a second, with the other faults; a measured block about ten.
 _CRASH_WEIGHT, _BLOCK_WEIGHT = 1.0, 10.0
+#: A prefill is measured up to here; computing more tokens takes at least in proportion.
+RECOMPUTE_TOKENS = 512
 
 
 def block_spec(stage: Stage, block: Block, folder: Path) -> dict[str, Any]:
@@ -39,33 +43,27 @@ def block_spec(stage: Stage, block: Block, folder: Path) -> dict[str, Any]:
         "model_sha256": stage.model["sha256"],
         "page_tokens": stage.protocol["page_tokens"],
         "prefix_tokens": stage.protocol["cold"]["prefix_tokens"],
+        "gguf": str(stage.gguf),
+        "recompute_tokens": RECOMPUTE_TOKENS,
         "batches": stage.protocol["cold"]["batches"],
         "repetitions": WARM_REPETITIONS,
     }
 
 
-def crash_rows(results: list[crash.Crash], kind: str) -> list[Row]:
-    """Rows of the killed writers of one store; ``crash_recovered`` is 1 where nothing was lost."""
-    rows: list[Row] = []
-    for index, result in enumerate(results):
-        columns = {"candidate": kind, "index": index}
-        numbers = {
-            "crash_recovered": float(not result.faults),
-            "crash_acknowledged": float(result.acknowledged),
-        }
-        rows += [{**columns, "metric": f"cold/{m}", "value": v} for m, v in numbers.items()]
-        rows += [{**columns, "metric": "cold/crash_fault", "text": f} for f in result.faults]
-    return rows
-
-
 def crash_all(stage: Stage, attempt: Attempt, folder: Path, progress: Progress) -> None:
-    """Kill the registered number of writers of each store."""
+    """The crash matrix of each store, in a process whose disk can fail."""
     for kind in KINDS:
         unit = f"crash-{kind}"
         if not attempt.has(unit):
-            rounds = stage.protocol["cold"]["crash_rounds"]
-            results = crash.crash_rounds(kind, folder / unit, rounds)
-            attempt.put(unit, stage.events(crash_rows(results, kind)))
+            spec = {
+                "candidates": [kind],
+                "folder": str(folder / unit),
+                "rounds": stage.protocol["cold"]["crash_rounds"],
+                "batches": stage.protocol["cold"]["batches"],
+                "seed": stage.protocol["decision"]["bootstrap_seed"],
+            }
+            rows = child.run(CRASH_MODULE, spec, 1, faults.preload_environment())
+            attempt.put(unit, stage.events(rows))
         progress.done(unit)
 
 
@@ -87,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     rules = stage.protocol["cold"]
     cell = {"context": rules["prefix_tokens"], "sessions": 1, "threads": 1}
     seed = stage.protocol["decision"]["bootstrap_seed"]
-    planned = blocks(cell, rules["blocks"], [*KINDS, "plain"], seed)
+    planned = blocks(cell, rules["blocks"], [*KINDS, "plain", "recompute"], seed)
     weights = {f"crash-{kind}": _CRASH_WEIGHT * rules["crash_rounds"] for kind in KINDS}
     weights |= {block.name: _BLOCK_WEIGHT for block in planned}
     with (
