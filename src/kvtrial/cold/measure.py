@@ -151,7 +151,9 @@ class _Store:
 
     def collect(self) -> tuple[int, int]:
         """Nanoseconds of a gc with one sequence of two gone, and bytes that it gave back."""
-        other = self._tokens[: len(self._tokens) // 2] + 1
+        p = self._identity.page_tokens
+        pages = max(1, len(self._tokens) // (2 * p))
+        other = self._tokens[: pages * p] + 1
         half = self._hot.open_session()
         try:
             if self.cold.restore(self._tokens[: len(other)], half) != len(other):

@@ -221,6 +221,18 @@ EXPORT ssize_t pwritev64(int fd, const struct iovec *pieces, int n, off_t offset
     return pwritev(fd, pieces, n, offset);
 }
 
+/* Python's os.pwritev; the flags are hints. */
+EXPORT ssize_t pwritev2(int fd, const struct iovec *pieces, int n, off_t offset, int flags)
+{
+    (void)flags;
+    return watched_write(fd, pieces, n, offset);
+}
+
+EXPORT ssize_t pwritev64v2(int fd, const struct iovec *pieces, int n, off_t offset, int flags)
+{
+    return pwritev2(fd, pieces, n, offset, flags);
+}
+
 EXPORT int fsync(int fd) { return watched_sync(fd, SYS_fsync); }
 
 EXPORT int fdatasync(int fd) { return watched_sync(fd, SYS_fdatasync); }
