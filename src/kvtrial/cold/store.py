@@ -29,6 +29,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -249,9 +250,9 @@ class ColdStore(ABC):
 
         Pages that another snapshot names stay. The space comes back with `gc`.
         """
-        chain = list(keys.chain(self.identity, keys.as_tokens(token_ids)))
+        last = deque(keys.chain(self.identity, keys.as_tokens(token_ids)), maxlen=1)
         with self._using():
-            data = self._index.get("snapshots", chain[-1].key) if chain else None
+            data = self._index.get("snapshots", last[0].key) if last else None
             if data is None:
                 return False
             snapshot = Snapshot.decode(data)

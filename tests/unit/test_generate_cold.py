@@ -1,0 +1,134 @@
+"""``generate`` with a cold store: what a new process restores decodes as if it had never left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtrial.cold import Identity, open_cold
+from kvtrial.contract import Unsupported
+from kvtrial.engine.gguf import read_gguf
+from kvtrial.engine.transformer import Model, greedy
+from kvtrial.generate import Continuation
+
+TINY = Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf"
+P = 16
+
+#: Restores argv[2]'s tokens and decodes; prints rows restored, tokens, and the logits' bytes.
+RESTORE = """
+import json, sys
+from test_generate_cold import decode, open_known
+model, store, cold = open_known(sys.argv[1])
+prompt = json.loads(sys.argv[2])
+session = store.open_session()
+rows = cold.restore(prompt, session)
+if rows == len(prompt):
+    session.rollback_tail(1)
+print(json.dumps([rows, *decode(model, session, prompt)]))
+"""
+
+
+def open_known(folder):
+    model = Model.from_gguf(read_gguf(TINY))
+    store = model.open_store("K1", tokens=256, page_tokens=P)
+    identity = Identity.of(store, model_sha256=model.sha256, rope_base=model.config.rope_base)
+    return model, store, open_cold("Z2", folder, identity)
+
+
+def decode(model, session, prompt, steps=8):
+    """Tokens and logits of greedy steps, the prompt's last token first."""
+    decoder = model.decoder()
+    token, tokens, logits = prompt[-1], [], []
+    for _ in range(steps):
+        found = decoder.step([session], [token])[0]
+        logits.append(found.tobytes().hex())
+        token = greedy(found)
+        tokens.append(token)
+    return tokens, logits, session.length(0)
+
+
+@pytest.mark.parametrize("rows", [3 * P, 3 * P + 1, 3 * P + 5])
+def test_a_session_restored_in_a_new_process_decodes_bitwise_the_same(rows, tmp_path):
+    model, store, cold = open_known(tmp_path / "cold")
+    prompt = [(7 * i) % model.config.vocab for i in range(rows)]
+    session = store.open_session()
+    model.prefill(session, prompt)
+    with cold:
+        cold.spill(session, prompt)
+    # A prompt known to its end: its last position is decoded again, for its logits.
+    session.rollback_tail(1)
+    expected = decode(model, session, prompt)
+    done = subprocess.run(
+        [sys.executable, "-c", RESTORE, str(tmp_path / "cold"), json.dumps(prompt)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    restored, tokens, logits, length = json.loads(done.stdout)
+    assert restored == rows
+    assert (tokens, logits, length) == expected
+    assert length == rows + 7
+
+
+def continued(text, folder, **kwargs):
+    made = Continuation(text, model=str(TINY), tokens=6, store="K1", cold=folder, **kwargs)
+    return "".join(made), made
+
+
+def test_a_known_text_is_restored_and_goes_on_the_same(tmp_path):
+    text = "abc " * 40
+    plain, _ = continued(text, None)
+    first, made = continued(text, tmp_path / "cold")
+    assert first == plain and made.restored is None
+    assert made.spilled.pages_written > 0 and made.spilled.pages_shared == 0
+    again, known = continued(text, tmp_path / "cold")
+    assert again == plain
+    prompt = len(known._prompt)
+    assert prompt - P <= known.restored.tokens < prompt
+    assert known.restored.restore_ms > 0 and known.restored.prefill_ms > 0
+    assert known.spilled.pages_written == 0
+    longer, more = continued(text + "and more", tmp_path / "cold")
+    assert longer == continued(text + "and more", None)[0]
+    assert more.restored.tokens >= prompt - P
+
+
+def test_a_prompt_of_whole_pages_is_decoded_from_its_last_position(tmp_path):
+    text = next(
+        text
+        for n in range(20, 200)
+        if len(Continuation(text := "a b" * n, model=str(TINY), tokens=1)._prompt) % P == 0
+    )
+    plain, _ = continued(text, None)
+    continued(text, tmp_path / "cold")
+    again, known = continued(text, tmp_path / "cold")
+    assert again == plain
+    assert known.restored.tokens == len(known._prompt) - 1
+
+
+def test_a_store_that_can_not_spill_is_refused(tmp_path):
+    with pytest.raises(Unsupported, match=r"K0 can't spill .* K1"):
+        Continuation("a", model=str(TINY), tokens=1, store="K0", cold=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_what_it_saved(tmp_path):
+    command = [sys.executable, "-m", "kvtrial", "generate", "abc " * 40, "--model", str(TINY)]
+    command += ["--tokens", "4", "--store", "K1", "--cold", str(tmp_path / "cold")]
+    runs = [
+        subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout
+    assert "restored" not in runs[0].stderr
+    assert re.search(r"\d+ tokens in .*cold: \d+ pages written, 0 were there", runs[0].stderr)
+    assert re.search(
+        r"\d+ tokens of the prompt restored in [\d.]+ ms instead of computed in about \d+ ms: "
+        r"-?\d+ ms saved",
+        runs[1].stderr,
+    )
+    assert re.search(r"0 pages written, \d+ were there", runs[1].stderr)
