@@ -120,9 +120,7 @@ def test_a_store_that_can_not_spill_is_refused(tmp_path):
 def test_the_command_says_what_it_saved(tmp_path):
     command = [sys.executable, "-m", "kvtrial", "generate", "abc " * 40, "--model", str(TINY)]
     command += ["--tokens", "4", "--store", "K1", "--cold", str(tmp_path / "cold")]
-    runs = [
-        subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)
-    ]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
     assert runs[0].stdout == runs[1].stdout
     assert "restored" not in runs[0].stderr
     assert re.search(r"\d+ tokens in .*cold: \d+ pages written, 0 were there", runs[0].stderr)
