@@ -23,6 +23,8 @@ from kvtrial.cold.store import ColdStore, Reader, Stored
 
 #: gc rewrites a segment once less than this part of it is live.
 LIVE_FRACTION = 0.5
+#: A restore of less than this (bytes) is done sooner than another thread is started.
+THREAD_BYTES = 4 << 20
 #: Records that gc moves per batch.
 MOVE_RECORDS = 8
 
@@ -114,7 +116,8 @@ class SegmentStore(ColdStore):
 
         def read(views: Sequence[list[memoryview]], threads: int) -> tuple[int, int]:
             wanted = [Wanted(*record) for record in zip(page_keys, files, places, views)]
-            _, (read_ns, check_ns) = self._log.read(wanted, threads)
+            most = 1 + sum(place.payload_nbytes for place in places) // THREAD_BYTES
+            _, (read_ns, check_ns) = self._log.read(wanted, min(threads, most))
             return int(read_ns), int(check_ns)
 
         return read
