@@ -1,4 +1,5 @@
-"""Where the difference comes from: the registered hypotheses, the profiles, direct write, A/A."""
+"""Where the difference comes from: the registered hypotheses, the profiles, direct write, A/A; and the
+control."""
 
 from __future__ import annotations
 
@@ -97,6 +98,20 @@ def same_twice(valid_rows: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, 
         low, high = ratio["ci95"]
         covers = low <= 1.0 <= high
     return {"candidate": protocol["aa"]["candidate"], "covers_1": covers, **ratio}
+
+
+def control(valid_rows: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any] | None:
+    """The control's figures, measured once: n is 1, there is no interval, and nothing rests on them."""
+    if "control" not in protocol:
+        return None
+    rows = valid_rows[valid_rows["stage"] == "control"]
+    step_ms = rows.loc[rows["metric"] == "m2/step_ms", "value"]
+    attention_ms = rows.loc[rows["metric"] == "m1/attention_ms", "value"]
+    return {
+        **protocol["control"],
+        "tokens_per_s": digits(1e3 / float(step_ms.mean())) if len(step_ms) else None,
+        "attention_ms": digits(float(attention_ms.median())) if len(attention_ms) else None,
+    }
 
 
 def direct_write(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any] | None:

@@ -7,8 +7,8 @@
   ``candidate/not_built``;
 * stage ``conformance``: ``conformance/outcome`` (1 passed, 0 failed, NaN gap; text names test and P);
 * stage ``fp16_parity``: ``parity/token``, ``parity/margin``, ``parity/max_abs_logit_difference``;
-* stages ``m1``, ``m2``, ``aa``, ``direct_write``, ``cold_tier``: measurements by block with the
-  probes of each block;
+* stages ``m1``, ``m2``, ``aa``, ``control``, ``direct_write``, ``cold_tier``: measurements by block
+  with the probes of each block;
 * every stage: ``attempt/complete``, one row per attempt whose planned blocks are all there.
 
 The rule itself is spelled out in docs/protocol.md. Comparisons are made on logarithms with the
@@ -122,6 +122,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "skipped": _skipped(chosen),
         "hypotheses": attribution.hypotheses(measured, facts["shape"], protocol),
         "profiles": attribution.profiles(measured, reasons, parity_result, protocol),
+        "control": attribution.control(trials.valid_rows, protocol),
         "direct_write": attribution.direct_write(chosen, protocol),
         "cold": _decide_cold(chosen, protocol),
     }

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from kvtrial import integrity
+from kvtrial import protocol as registered
 
 #: A candidate of this role is measured and reported; it never wins and is never compared with.
 CONTROL = "control"
@@ -23,13 +24,13 @@ def judge(
     failed_rows = events[events["metric"].isin(["failed", "not_run"])]
     wrong_output = integrity.reasons(events, protocol)
     reasons: dict[str, list[str]] = {}
-    for name in protocol["candidates"]:
+    for name in registered.entrants(protocol):
         mine: list[str] = []
         if not_built.get(name):
             reasons[name] = [f"not built: {not_built[name]}"]
             continue
         if roles.get(name) == CONTROL:
-            mine.append("a control: measured, never to win")
+            mine.append("a control: measured once, never to win")
         own = outcomes[outcomes["candidate"] == name]
         if own.empty:
             mine.append("conformance: not run")

@@ -34,6 +34,12 @@ def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
                     f"{source}: {key}: {name!r} is not among candidates {listed}; add it there or "
                     "take it out here"
                 )
+    control = checked.get("control", {}).get("candidate")
+    if control in listed:
+        raise ProtocolError(
+            f"{source}: control.candidate: {control!r} is among candidates too; the control takes no "
+            "part in the pairs, so take it out there"
+        )
     if [c["role"] for c in checked["cells"]].count("primary") != 1:
         raise ProtocolError(f"{source}: cells: exactly one cell has role 'primary'")
     if checked["page_tokens"] not in checked["conformance"]["page_tokens"]:
@@ -65,6 +71,12 @@ def sha256(protocol: dict[str, Any]) -> str:
     """Hash of the protocol's values: key order, comments and spacing do not count."""
     canonical = json.dumps(protocol, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def entrants(protocol: dict[str, Any]) -> list[str]:
+    """Everyone who is tried and described: the candidates, then the control where there is one."""
+    control = protocol.get("control")
+    return [*protocol["candidates"], *([control["candidate"]] if control else [])]
 
 
 def cells(protocol: dict[str, Any], profile: str) -> list[dict[str, Any]]:

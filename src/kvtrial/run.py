@@ -21,7 +21,7 @@ from kvtrial import build, machine, models, paths, protocol
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 PROFILES = ("default", "full")
 #: Whose events the verdict reads, in the order in which they run.
-STAGES = ("run", "conformance", "fp16_parity", "m1", "direct_write", "cold_tier", "aa", "m2")
+STAGES = ("run", "conformance", "fp16_parity", "m1", "control", "direct_write", "cold_tier", "aa", "m2")
 
 
 #: Inherited by every process of a pipeline.
@@ -152,6 +152,11 @@ class Run:
         """The page for people."""
         return self.dir / "report.html"
 
+    @property
+    def entrants(self) -> list[str]:
+        """Names of all who go through conformance: the candidates and the control."""
+        return protocol.entrants(self.protocol)
+
     def events(self, stage: str) -> Path:
         """Raw events of one stage."""
         return self.dir / "events" / f"{stage}.parquet"
@@ -215,10 +220,11 @@ def plan(config: dict[str, Any], results: Path | None = None) -> Run:
         raise ConfigError(f"protocol: no file {str(path)!r}; the default is config/protocol.yaml")
     registered = protocol.load(path)
     known = registered_candidates()
-    for name in registered["candidates"]:
+    for name in protocol.entrants(registered):
         if name not in known:
+            key = "candidates" if name in registered["candidates"] else "control"
             raise ConfigError(
-                f"{path.name}: candidates: no candidate {name!r}; registered: "
+                f"{path.name}: {key}: no candidate {name!r}; registered: "
                 f"{', '.join(known) or 'none (run `make build`)'}"
             )
     return Run(

@@ -23,6 +23,12 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def _control(found: dict[str, Any]) -> str:
+    rate = found["tokens_per_s"]
+    figure = "not measured" if rate is None else f"{rate:.2f} tokens/s, measured once"
+    return f"Control {found['candidate']} at {found['context']:,}: {figure}"
+
+
 def _error_rates(found: dict[str, Any]) -> Any:
     """What the rule does under this run's noise, as a small table or the reason why there is none."""
     if found["adopt_probability"] is None:
@@ -98,6 +104,8 @@ def render(verdict: dict[str, Any]) -> Group:
             str(row["n_blocks"]),
         )  # fmt: skip
     parts.append(arms)
+    if verdict["control"] is not None:
+        parts.append(Text(_control(verdict["control"])))
 
     if hot["contrasts"]:
         table = Table(title="Contrasts: ratio of tokens/s [95% t interval over blocks]")

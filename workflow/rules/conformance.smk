@@ -7,7 +7,7 @@ rule conformance:
         modules=modules("stages/conformance.py", "conformance"),
     output:
         events=RUN.events("conformance"),
-        candidates=[RUN.conformance(name) for name in RUN.protocol["candidates"]],
+        candidates=[RUN.conformance(name) for name in RUN.entrants],
     log:
         RUN.log("conformance"),
     conda:

@@ -194,22 +194,26 @@ class Stage:
             )
         return [str(self.run_dir.parent / folder) for folder in folders[:sessions]]
 
-    def runnable(self, attempt: Attempt, *, timed: bool) -> list[str]:
-        """Candidates to run; for each of the others a ``not_run`` row goes into the journal.
+    def runnable(
+        self, attempt: Attempt, *, timed: bool, names: list[str] | None = None
+    ) -> list[str]:
+        """Candidates to run, of ``names`` or all of the protocol; for each of the others a
+        ``not_run`` row goes into the journal.
 
         ``timed``: only what has passed the conformance suite is timed.
         """
-        reasons = {name: self._why_not(name, timed) for name in self.protocol["candidates"]}
+        asked = self.protocol["candidates"] if names is None else names
+        reasons = {name: self._why_not(name, timed) for name in asked}
         if not attempt.has("not-run"):
             attempt.put(
                 "not-run",
                 [self.event("not_run", candidate=n, text=r) for n, r in reasons.items() if r],
             )
-        names = [name for name, reason in reasons.items() if reason is None]
-        if not names:
+        fit = [name for name, reason in reasons.items() if reason is None]
+        if not fit:
             said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise StageError(f"no candidate to run ({said})")
-        return names
+        return fit
 
     def _why_not(self, name: str, timed: bool) -> str | None:
         not_built = candidates.get(name).not_built

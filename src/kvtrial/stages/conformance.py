@@ -1,4 +1,5 @@
-"""Stage ``conformance``: the suite on every candidate of the protocol, each in its own process.
+"""Stage ``conformance``: the suite on every candidate of the protocol and on its control,
+each in its own process.
 
 Writes ``conformance/<candidate>.json`` and ``events/conformance.parquet``. A candidate that fails,
 crashes or was not built costs its own column, not the run.
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         page_tokens = tuple(registered["conformance"]["page_tokens"])
         for found in pool.map(
             lambda name: try_candidate(name, folder / f"{name}.json", page_tokens),
-            registered["candidates"],
+            protocol.entrants(registered),
         ):
             rows += found
     common = {

@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
             "synthetic": models.is_synthetic(args.model),
         },
         "candidates": {
-            name: describe(name, candidates.get(name)) for name in registered["candidates"]
+            name: describe(name, candidates.get(name)) for name in protocol.entrants(registered)
         },
         "source_commit": source_commit(),
     }

@@ -72,6 +72,8 @@ def contexts(protocol: dict[str, Any], cells: list[Cell]) -> dict[int, int]:
     needed: dict[int, int] = {}
     wanted = [(cell["context"], cell["sessions"]) for cell in cells]
     wanted.append((protocol["direct_write"]["context"], 1))
+    if "control" in protocol:
+        wanted.append((protocol["control"]["context"], 1))
     wanted.append((protocol["cold"]["prefix_tokens"], 1))
     for context, sessions in sorted(wanted):
         needed[context] = max(needed.get(context, 0), sessions)

@@ -1,0 +1,49 @@
+"""Stage ``control``: the protocol's control candidate, measured once, beside the pairs.
+
+``python -m kvtrial.stages.control --run-dir DIR --gguf FILE [--profile default|full]``
+
+Reads what ``m1`` and ``m2`` read; writes ``events/control.parquet``: a block of a whole decode, as in
+``m2``, and one of the attention region alone, as in ``m1``, each in a process where nobody else runs.
+The control may be so slow that every block of the paired design would take minutes longer for it, so
+it has none there.
+"""
+
+from __future__ import annotations
+
+from kvtrial.stages import m1, m2
+from kvtrial.stages.common import Block, Cell, Stage, StageError, exit_tracked, run_blocks
+from kvtrial.stages.progress import Progress
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of the stage."""
+    stage = Stage.from_command_line("control", __doc__, argv)
+    control = stage.protocol.get("control")
+    with stage.attempt() as attempt:
+        if control is None:
+            return 0
+        name = control["candidate"]
+        cell: Cell = {"context": control["context"], "sessions": 1, "threads": 1}
+        decode = Block(cell, 0, [name])
+        region = Block({**cell, "shape": m1.shape_name(stage.workload["shape"])}, 0, [name])
+        with Progress("control", {decode.name: 1.0, region.name: 1.0}) as progress:
+            try:
+                stage.runnable(attempt, timed=True, names=[name])
+            except StageError as reason:  # its own row is in the journal; the run goes on
+                progress.say(str(reason))
+                return 0
+            for kind, block in ((m2, decode), (m1, region)):
+                run_blocks(
+                    stage,
+                    attempt,
+                    kind.MODULE,
+                    [block],
+                    lambda block, kind=kind: kind.block_spec(stage, block),
+                    progress,
+                    gated=True,
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    exit_tracked("control", main)
