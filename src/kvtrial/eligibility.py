@@ -29,8 +29,8 @@ def judge(
         if not_built.get(name):
             reasons[name] = [f"not built: {not_built[name]}"]
             continue
-        if roles.get(name) == CONTROL:
-            mine.append("a control: measured once, never to win")
+        if roles.get(name) == CONTROL or name not in protocol["candidates"]:
+            mine.append("a control: measured, never to win")
         own = outcomes[outcomes["candidate"] == name]
         if own.empty:
             mine.append("conformance: not run")

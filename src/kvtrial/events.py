@@ -19,7 +19,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "protocol_sha256": ("string", "hash of the registered protocol"),
     "build_id": ("string", "hash of native sources, flags and compilers"),
     "binary_sha256": ("string", "hash of the compiled modules; empty where none was run"),
-    "stage": ("string", "run, conformance, fp16_parity, m1, m2, aa, control, direct_write, cold_tier"),
+    "stage": (
+        "string",
+        "run, conformance, fp16_parity, m1, m2, aa, control, direct_write, cold_tier",
+    ),
     "attempt": ("int64", "1 for the first; forcing a stage opens the next"),
     "block": ("int64", "replicate: one fresh process; -1 where a stage has none"),
     "trial": ("int64", "how often this block was run before, for void blocks"),

@@ -21,7 +21,17 @@ from kvtrial import build, machine, models, paths, protocol
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 PROFILES = ("default", "full")
 #: Whose events the verdict reads, in the order in which they run.
-STAGES = ("run", "conformance", "fp16_parity", "m1", "control", "direct_write", "cold_tier", "aa", "m2")
+STAGES = (
+    "run",
+    "conformance",
+    "fp16_parity",
+    "m1",
+    "control",
+    "direct_write",
+    "cold_tier",
+    "aa",
+    "m2",
+)
 
 
 #: Inherited by every process of a pipeline.

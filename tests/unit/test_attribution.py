@@ -98,3 +98,23 @@ def test_an_aa_that_was_not_measured_says_so() -> None:
     found = decide(trial(BASE), REGISTERED).data["aa"]
     assert (found["covers_1"], found["ratio"]) == (None, None)
     assert found["problem"] == "no valid blocks"
+
+
+def test_the_control_has_a_figure_and_no_say() -> None:
+    """Two steps in 40 ms are 50 tokens/s; a void trial counts for nothing; the verdict stays."""
+    at = {"context": 4096, "trial": 1}
+    rows = block_rows("control", "m2/step_ms", {"C0": [10.0]}, **at)
+    rows.append(row("control", "m2/step_ms", candidate="C0", block=0, index=1, value=30.0, **at))
+    void = block_rows("control", "m2/step_ms", {"C0": [1.0]}, context=4096)
+    rows += [r for r in void if r["metric"] != "probe/spin_ms"]
+    verdict = decide(with_rows(trial(BASE), rows), REGISTERED).data
+    without = decide(trial(BASE), REGISTERED).data
+    assert verdict["control"] == {
+        "candidate": "C0",
+        "context": 4096,
+        "tokens_per_s": 50.0,
+        "attention_ms": None,
+    }
+    assert without["control"]["tokens_per_s"] is None
+    assert verdict["hot"] == without["hot"]
+    assert verdict["eligibility"]["C0"][0] == "a control: measured, never to win"

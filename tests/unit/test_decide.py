@@ -294,6 +294,7 @@ def test_a_bad_protocol_is_named(change: dict, names: str) -> None:  # type: ign
 def test_a_control_is_listed_and_never_wins_nor_is_compared_with(name: str) -> None:
     """K1 built by another compiler, and pages in RocksDB: measured, never a Cython arm."""
     registration = copy.deepcopy(REGISTERED)
+    registration.pop("control")  # here it takes part in the pairs
     registration["candidates"].append(name)
     events = trial(flat(**BASE, K3=11.0, **{name: 5.0}), registration=registration, missing=LACKS)
     role = row("run", "candidate/role", registration, candidate=name, text="control")

@@ -18,7 +18,7 @@ from kvtrial.contract import Capability
 from kvtrial.journal import Journal
 from kvtrial.measure import block, clock, exclusive, greedy
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
-from kvtrial.stages import aa, direct_write, estimate, fp16_parity, m1, m2, workload
+from kvtrial.stages import aa, control, direct_write, estimate, fp16_parity, m1, m2, workload
 from kvtrial.stages.common import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,13 +70,14 @@ def run(tmp_path_factory, _own_lock):
     registered["decision"]["precision"] = {"from": "K1", "to": "A2", "half_width": 1e-9}
     registered["decision"]["min_blocks"] = 2
     registered |= {"candidates": ARMS, "cells": CELLS, "decode_steps": 6}
+    registered["control"] = {"candidate": "C0", "context": 32}
     registered["direct_write"] |= {"context": 32, "blocks": 2}
     registered["cold"]["prefix_tokens"] = 48
     registered["m1"] |= {"blocks": 1, "iterations": 3, "warmup_iterations": 1}
     registered["m1"]["shapes"] = [{"q_heads": 14, "kv_heads": 2, "head_dim": 64}]
     run_dir = results / "run"
     (run_dir / "conformance").mkdir(parents=True)
-    for name in ARMS:
+    for name in (*ARMS, "C0"):
         document = {"passed": True, "failed": [], "crash": ""}
         (run_dir / "conformance" / f"{name}.json").write_text(json.dumps(document))
     (run_dir / "protocol.json").write_text(json.dumps(registered))
@@ -298,6 +299,18 @@ def test_the_same_candidate_stands_in_both_places_of_aa(run, arguments):
         "metric == 'output_sha256' and candidate == 'K1' and context == 48"
     )
     assert hashes == set(own["text"])
+
+
+def test_the_control_is_measured_once_and_alone(run, arguments):
+    assert control.main(arguments) == 0
+    rows = table(run, "control")
+    assert rows.query("metric in ['failed', 'not_run']").empty
+    assert set(rows["candidate"]) == {"C0", "machine"}
+    assert set(rows.loc[rows["candidate"] == "C0", "context"]) == {32}
+    first = rows.query("trial == 0")
+    assert list(first.query("metric == 'm2/step_ms'")["index"]) == list(range(6))
+    assert len(first.query("metric == 'm1/attention_ms'")) == 3
+    assert "C0" not in set(table(run, "m2")["candidate"])
 
 
 def test_a_cell_that_the_machine_cannot_hold_is_left_out_and_said(run, model):
