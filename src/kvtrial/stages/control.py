@@ -10,6 +10,8 @@ it has none there.
 
 from __future__ import annotations
 
+from functools import partial
+
 from kvtrial.stages import m1, m2
 from kvtrial.stages.common import Block, Cell, Stage, StageError, exit_tracked, run_blocks
 from kvtrial.stages.progress import Progress
@@ -38,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
                     attempt,
                     kind.MODULE,
                     [block],
-                    lambda block, kind=kind: kind.block_spec(stage, block),
+                    partial(kind.block_spec, stage),
                     progress,
                     gated=True,
                 )
