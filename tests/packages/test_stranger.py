@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvtrial import candidates
+from kvtrial import candidates, events, integrity, protocol
 from kvtrial.conformance import TESTS, run_isolated
-from kvtrial.measure import allocations
+from kvtrial.measure import allocations, child
+from kvtrial.measure.order import mirrored_orders
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,6 +84,31 @@ def test_one_that_crashes_is_a_result(installed: None, tmp_path: Path) -> None:
     assert json.loads(path.read_text(encoding="utf-8")) == document
 
 
+def test_one_that_remembers_is_caught_while_it_is_timed(installed: None, tmp_path: Path) -> None:
+    """Attention alone, as M1 times it: what it gave is compared with the oracle."""
+    names = ["Wrapped", "KeepsItsOutput"]
+    spec = {
+        "shape": {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32},
+        "candidates": names,
+        "orders": mirrored_orders(names, 6, 1),
+        "snapshots": [],
+        "synthetic_tokens": 50,
+        "threads": 1,
+        "page_tokens": 16,
+        "warmup_iterations": 2,
+        "rotation_llc_multiple": 0,
+        "seed": 1,
+    }
+    rows = child.run("kvtrial.measure.attention", spec, threads=1)
+    assert [row for row in rows if row["metric"] == "failed"] == []
+    named = {"stage": "m1", "context": 50, "protocol_sha256": "", "build_id": ""}
+    errors = [events.event(**row, **named) for row in rows if row["metric"] == "m1/output_error"]
+    registered = protocol.load(ROOT / "config" / "protocol-smoke.yaml")
+    reasons = integrity.reasons(events.to_frame(errors), registered)
+    assert list(reasons) == ["KeepsItsOutput"]
+    assert "times its error bound off the oracle" in reasons["KeepsItsOutput"][0]
+
+
 @pytest.mark.slow
 def test_a_whole_trial_takes_it_in(installed: None, tmp_path: Path) -> None:
     """The right one is timed, judged and challenges; the wrong one is out, and the rest goes on."""
@@ -95,13 +121,13 @@ def test_a_whole_trial_takes_it_in(installed: None, tmp_path: Path) -> None:
         h for h in registered["hypotheses"] if {h["from"], h["to"]} <= {*arms}
     ]
     registered["gates"]["max_trials"] = 20  # on a busy machine too
-    protocol = tmp_path / "protocol.yaml"
-    protocol.write_text(yaml.safe_dump(registered), encoding="utf-8")
+    path = tmp_path / "protocol.yaml"
+    path.write_text(yaml.safe_dump(registered), encoding="utf-8")
     results = tmp_path / "results"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "snakemake", "--cores", "2", "--profile", "profiles/smoke"),
-            *("--config", "model=tiny-llama", f"protocol={protocol}"),
+            *("--config", "model=tiny-llama", f"protocol={path}"),
         ],
         cwd=ROOT,
         env={**os.environ, "KVTRIAL_RESULTS": str(results)},
