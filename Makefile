@@ -16,7 +16,7 @@ export PYTHONUTF8 := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph test test-all \
-	test-mutation test-slurm lint clean
+	test-browser test-mutation test-slurm lint clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -51,7 +51,7 @@ peers:  ## other engines beside ours: installs llama.cpp, PyTorch and ONNX Runti
 	@$(SNAKEMAKE) peers $(CHOSEN) $(ARGS)
 
 ui: setup  ## browse the measurements in MLflow
-	@$(PY) -m mlflow ui --workers 1 --backend-store-uri "sqlite:///$$(pwd)/results/mlflow.db"
+	@$(PY) -m kvtrial.tracking ui $(ARGS)
 
 docs: setup  ## the documentation as a website, build/docs
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/docs.txt
@@ -62,14 +62,18 @@ rulegraph: setup  ## draw docs/img/rulegraph.svg again (needs Graphviz)
 	@$(SNAKEMAKE) --quiet all --rulegraph dot report adopt peers | dot -Tsvg > docs/img/rulegraph.svg
 
 test: setup model  ## the tests, without the slow ones
-	@$(PY) -m pytest -m "not slow and not cluster" $(ARGS)
+	@$(PY) -m pytest -m "not slow and not cluster and not browser" $(ARGS)
 
 test-slurm: setup  ## a trial through a real Slurm on this machine (needs slurm-wlm and munge)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/cluster.txt
 	@$(PY) -m pytest tests/cluster $(ARGS)
 
-test-all: setup model test-slurm  ## all tests
-	@$(PY) -m pytest -m "not cluster" $(ARGS)
+test-browser: setup  ## the report and the MLflow UI in headless Chromium
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/browser.txt
+	@$(PY) -m pytest tests/browser $(ARGS)
+
+test-all: setup model test-slurm test-browser  ## all tests
+	@$(PY) -m pytest -m "not cluster and not browser" $(ARGS)
 
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)
@@ -80,6 +84,9 @@ lint: setup  ## style, types and the workflow's own checks
 	@PATH="$$(pwd)/.venv/bin:$$PATH" $(PY) -m cython_lint.cython_lint src
 	@$(PY) -m snakefmt --check --line-length 100 workflow
 	@$(SNAKEMAKE) --lint
+	@if cargo clippy --version > /dev/null 2>&1; then \
+	  cargo clippy --quiet --offline --manifest-path rust/Cargo.toml --target-dir build/clippy -- -D warnings; \
+	else echo "lint: clippy is not here, so rust/ was not looked at (rustup component add clippy)"; fi
 
 clean:  ## remove .venv and build/; results stay
 	rm -rf .venv build

@@ -1,4 +1,4 @@
-"""The command ``kvtrial``: look at verdicts, decide again, generate, fetch, list."""
+"""The command ``kvtrial``: verdicts, the machine, a candidate at work on, generation, lists."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kvtrial import paths, run
 
@@ -48,11 +49,8 @@ def _show(run_dir: Path) -> None:
     console = Console()
     console.print(show.render(json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))))
     page = run_dir / "report.html"
-    console.print(f"run      {run_dir}", soft_wrap=True, highlight=False)
-    console.print(
-        f"report   {page if page.is_file() else 'make report'}", soft_wrap=True, highlight=False
-    )
-    console.print("browse   make ui", highlight=False)
+    where = f"{page}" if page.is_file() else f"{run_dir} (make report: one page with figures)"
+    console.print(f"Look at {where}, or browse it with: make ui", soft_wrap=True, highlight=False)
 
 
 def verdict(args: argparse.Namespace) -> None:
@@ -149,6 +147,58 @@ def models(args: argparse.Namespace) -> None:
         print(f"{name:28} {'here' if here else 'kvtrial fetch ' + name}\n    {entry['note']}")
 
 
+def doctor(args: argparse.Namespace) -> int:
+    """kvtrial doctor"""
+    from kvtrial import doctor as checks
+
+    findings = checks.examine(args.model)
+    _print(args.json, checks.document(findings), lambda: checks.render(findings))
+    return 0 if checks.ready(findings) else EXIT_FAILED
+
+
+def try_(args: argparse.Namespace) -> int:
+    """kvtrial try NAME"""
+    from kvtrial import trying
+
+    found = trying.measure(
+        args.name,
+        model=args.model,
+        against=args.against,
+        context=args.context,
+        count=args.blocks,
+    )
+    _print(args.json, found, lambda: trying.render(found))
+    return 0 if trying.sound(found) else EXIT_FAILED
+
+
+def fleet(args: argparse.Namespace) -> None:
+    """kvtrial fleet FILE..."""
+    from kvtrial import fleet as verdicts
+
+    rows = verdicts.table(args.files)
+    _print(args.json, rows, lambda: verdicts.render(rows))
+
+
+def _print(as_json: bool, document: Any, render: Callable[[], Any]) -> None:
+    """A document for programs or for people."""
+    if as_json:
+        import json
+
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        Console().print(render())
+
+
+def _at_least_one(text: str) -> int:
+    """A whole number from 1 on, for the parser."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too small; give 1 or more")
+    return number
+
+
 # --------------------------------------------------------------------------------------------------
 # The parser
 
@@ -161,10 +211,10 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     def add(
-        action: Callable[[argparse.Namespace], None], line: str, example: str
+        action: Callable[[argparse.Namespace], int | None], line: str, example: str
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
-            action.__name__,
+            action.__name__.rstrip("_"),
             help=line,
             description=f"{line[0].upper()}{line[1:]}.",
             epilog=f"example: kvtrial {example}",
@@ -201,6 +251,26 @@ def parser() -> argparse.ArgumentParser:
     sub = add(fetch, "fetch or make a model's file", f"fetch {run.DEFAULT_MODEL}")
     sub.add_argument("name", help="a name of `kvtrial models`")
 
+    sub = add(doctor, "say what this machine offers and what that means for a run", "doctor --json")
+    sub.add_argument("--model", default=run.DEFAULT_MODEL, help="a name of `kvtrial models`")
+    sub.add_argument("--json", action="store_true", help="for programs")
+
+    sub = add(
+        try_,
+        "try a candidate against the adopted store, in about five minutes; never adopts",
+        "try K5 --context 512",
+    )
+    sub.add_argument("name", help="a name of `kvtrial candidates`")
+    sub.add_argument("--against", help="another candidate; by default the adopted store")
+    sub.add_argument("--model", default=run.DEFAULT_MODEL, help="a name of `kvtrial models`")
+    sub.add_argument("--context", type=_at_least_one, help="filled positions; 4096 as registered")
+    sub.add_argument("--blocks", type=_at_least_one, help="decodes of each; what fits by default")
+    sub.add_argument("--json", action="store_true", help="for programs")
+
+    sub = add(fleet, "one table over many verdicts", "fleet results/*/verdict.json --json")
+    sub.add_argument("files", nargs="+", type=Path, metavar="FILE", help="verdict.json, or a run")
+    sub.add_argument("--json", action="store_true", help="for programs")
+
     add(candidates, "list the candidates, and which are built, default or retired", "candidates")
     add(models, "list the models", "models")
     return top
@@ -209,8 +279,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; see `exit_with` for what becomes of errors."""
     args = parser().parse_args(argv)
-    args.action(args)
-    return 0
+    return args.action(args) or 0
+
+
+def command() -> None:
+    """The installed command ``kvtrial``."""
+    exit_with(main)
 
 
 # --------------------------------------------------------------------------------------------------

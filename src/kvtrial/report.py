@@ -14,11 +14,19 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from kvtrial import plots
-from kvtrial.run import write_text
+from kvtrial.run import DEFAULT_MODEL, write_text
+
+
+def deciding(verdict: dict[str, Any], events: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the attempts that decided; all rows of a stage that the verdict does not know."""
+    numbers = {stage: attempt["decided_by"] for stage, attempt in verdict["attempts"].items()}
+    decided = events["stage"].map(numbers)
+    return events[decided.isna() | (events["attempt"] == decided)]
 
 
 def draw_figures(verdict: dict[str, Any], events: pd.DataFrame, folder: Path) -> dict[str, str]:
     """Draw every figure as SVG and PNG below ``folder``; returns file stem → SVG text."""
+    events = deciding(verdict, events)
     drawn: dict[str, str] = {}
     for stem, module in plots.FIGURES.items():
         figure = module.draw(verdict, events)
@@ -102,6 +110,8 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         p=protocol,
         figures=[
             {
+                "stem": stem,
+                "section": getattr(plots.FIGURES[stem], "SECTION", plots.RESULTS),
                 "title": plots.FIGURES[stem].TITLE,
                 "caption": plots.FIGURES[stem].CAPTION,
                 "svg": _inline(svg, stem),
@@ -112,6 +122,8 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         conformance=_conformance(events),
         cold_metrics=sorted({m for row in verdict["cold"]["figures"].values() for m in row}),
         machine=_flat(manifest),
+        default_model=DEFAULT_MODEL,
+        yes=lambda true: "yes" if true else "no",
         num=_number,
         span=_span,
         pct=lambda share: f"{share:.0%}",

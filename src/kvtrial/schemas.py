@@ -1,4 +1,4 @@
-"""The schemas of what people write: protocol and models. Read once, from the checkout or the package."""
+"""The schemas of protocol, models and verdict. Read once, from the checkout or the package."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import pytest
 
 from kvtrial import cli, contract
 
-SUBCOMMANDS = ["verdict", "decide", "generate", "fetch", "candidates", "models"]
+SUBCOMMANDS = ["verdict", "decide", "generate", "fetch", "doctor", "try", "fleet"]
+SUBCOMMANDS += ["candidates", "models"]
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -11,31 +15,56 @@ from pathlib import Path
 import pytest
 from trial_events import REGISTERED, flat, trial
 
-from kvtrial import events, tracking
+from kvtrial import events, report, tracking
 from kvtrial.decide import decide
+from kvtrial.journal import Journal
+from kvtrial.stages import common
+from kvtrial.tracking import __main__ as command
+from kvtrial.tracking import store as stores
 
 # MLflow's own imports warn about what other packages deprecate; that is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ARMS = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0, "K3": 11.0}
+TABLE = trial(flat(**ARMS), missing={"K0": "pool"})
+RUNS_OF_A_STAGE = len(ARMS) * 3
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, made once: that takes it seconds."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_dir(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("PATH", "DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(
+            name, os.environ.get(name, "")
+        )  # stages set them; others want theirs back
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "results" / "tiny-11111111-22222222-333333333333"
-    table = trial(flat(**ARMS), missing={"K0": "pool"})
-    for stage, rows in table.groupby("stage"):
+    for stage, rows in TABLE.groupby("stage"):
         events.write(rows, folder / "events" / f"{stage}.parquet")
+    shutil.copy(empty_database, folder.parent)
     (folder / "protocol.json").write_text(json.dumps(REGISTERED))
-    (folder / "manifest.json").write_text("{}")
-    (folder / "verdict.json").write_text(decide(table, REGISTERED).to_json())
+    (folder / "manifest.json").write_text('{"model": {"name": "tiny"}, "machine_class": "here"}')
+    (folder / "verdict.json").write_text(decide(TABLE, REGISTERED).to_json())
     return folder
 
 
 def _runs(run_dir: Path, **tags: str) -> list:  # type: ignore[type-arg]
-    return tracking._Store(run_dir).find(**tags)
+    return stores.Store(run_dir).find(**tags)
+
+
+def _python(code: str, *arguments: object, **more) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **more)
 
 
 def test_a_stage_is_a_child_of_the_trial_and_an_arm_a_child_of_the_stage(run_dir: Path) -> None:
@@ -45,54 +74,176 @@ def test_a_stage_is_a_child_of_the_trial_and_an_arm_a_child_of_the_stage(run_dir
     (stage,) = _runs(run_dir, level="stage", stage="m2")
     arms = _runs(run_dir, level="arm", stage="m2")
     assert stage.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert parent.data.tags["kvtrial.run_of.m2"] == stage.info.run_id
     assert stage.info.status == "FINISHED"
     assert {a.data.tags["mlflow.parentRunId"] for a in arms} == {stage.info.run_id}
-    assert len(arms) == len(ARMS) * 3
+    assert len(arms) == RUNS_OF_A_STAGE
     k1 = next(
         a
         for a in arms
         if (a.data.tags["kvtrial.candidate"], a.data.tags["kvtrial.context"]) == ("K1", "4096")
     )
+    assert k1.data.params == {
+        "stage": "m2",
+        "candidate": "K1",
+        "context": "4096",
+        "sessions": "1",
+        "threads": "1",
+        "model": "tiny",
+    }
     assert k1.data.metrics["m2/step_ms"] == 22.0
     assert k1.data.metrics["m2/tokens_per_s"] == pytest.approx(1000 / 22.0, rel=1e-9)
     assert parent.data.params["decision.adopt_lower_bound"] == "0.1"
-    history = tracking._Store(run_dir).client.get_metric_history(k1.info.run_id, "m2/step_ms")
-    assert len(history) == 12
+    client = stores.Store(run_dir).client
+    history = client.get_metric_history(k1.info.run_id, "m2/step_ms")
+    assert [point.step for point in history] == list(range(12))
+    datasets = {
+        i.dataset.name: i.dataset for i in client.get_run(parent.info.run_id).inputs.dataset_inputs
+    }
+    assert set(datasets) == {"prompts", "workload-text"}
+    assert json.loads(datasets["prompts"].profile) == {"num_rows": 24}
+    # The first 12 hex digits of the registered text's sha256.
+    assert datasets["workload-text"].digest == "4e7f2ffe899b"
 
 
-def test_the_verdict_is_the_first_line_of_the_description(run_dir: Path) -> None:
+def test_the_verdict_heads_the_trial_with_its_figures_and_tables(run_dir: Path) -> None:
+    tracking.begin_stage(run_dir, "m2")
+    tracking.finish_stage(run_dir, "m2")
+    report.write(run_dir, TABLE)
     tracking.log_verdict(run_dir)
     (parent,) = _runs(run_dir, level="trial")
+    (stage,) = _runs(run_dir, level="stage")
     note = parent.data.tags["mlflow.note.content"]
     assert note.splitlines()[0].startswith("**ADOPT: K3**")
+    assert f"/runs/{stage.info.run_id})" in note
     assert parent.info.status == "FINISHED"
-    assert parent.data.tags["eligibility.K0"] == "lacks: pool"
+    assert parent.data.tags["kvtrial.eligible.K0"] == "lacks: pool"
+    arms = _runs(run_dir, level="arm", candidate="K0")
+    assert {arm.data.tags["kvtrial.eligible"] for arm in arms} == {"lacks: pool"}
+    client = stores.Store(run_dir).client
+
+    def artifacts(folder: str | None = None) -> set[str]:
+        return {entry.path for entry in client.list_artifacts(parent.info.run_id, folder)}
+
+    assert artifacts() >= {"manifest.json", "protocol.json", "verdict.json", "report.html"}
+    assert artifacts("figures") >= {"figures/forest.svg", "figures/forest.png"}
+    assert artifacts("tables") == {
+        f"tables/{name}.csv" for name in ("arms", "contrasts", "hypotheses", "eligibility")
+    }
 
 
-def test_the_store_lies_in_results_whatever_the_working_directory(run_dir: Path) -> None:
+def test_the_same_verdict_twice_adds_no_point_to_a_series(run_dir: Path) -> None:
+    tracking.log_verdict(run_dir)
+    tracking.log_verdict(run_dir)
+    (parent,) = _runs(run_dir, level="trial")
+    client = stores.Store(run_dir).client
+    name = "m2/tokens_per_s.K1.4096_1s_1t"
+    assert len(client.get_metric_history(parent.info.run_id, name)) == 1
+
+
+def test_the_store_lies_in_results_whatever_the_working_directory(run_dir, monkeypatch) -> None:
+    """Cases E9 and E10: one database, by an absolute path; nothing stray where one stands."""
     tracking.begin_stage(run_dir, "m2")
+    elsewhere = run_dir.parents[1] / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    tracking.begin_stage(Path("../results") / run_dir.name, "m1")
+    assert len(_runs(run_dir, level="stage")) == 2
     assert (run_dir.parent / "mlflow.db").is_file()
-    assert sorted(p.name for p in run_dir.parent.parent.iterdir()) == ["results"]
+    assert list(elsewhere.iterdir()) == []
+    assert sorted(p.name for p in run_dir.parents[1].iterdir()) == ["elsewhere", "results"]
 
 
-def test_failed_and_killed_stages_show_their_state(run_dir: Path) -> None:
+def test_a_failed_stage_shows_as_failed_and_a_resumed_one_goes_on(run_dir: Path) -> None:
     tracking.begin_stage(run_dir, "m1")
-    tracking.fail_stage(run_dir, "m1", "disk full")
+    tracking.stop_stage(run_dir, "m1", "FAILED", "disk full")
     (failed,) = _runs(run_dir, level="stage", stage="m1")
-    assert failed.info.status == "FAILED"
-    assert failed.data.tags["kvtrial.why"] == "disk full"
+    assert (failed.info.status, failed.data.tags["kvtrial.why"]) == ("FAILED", "disk full")
+    assert _runs(run_dir, level="trial")[0].info.status == "FAILED"
+    tracking.begin_stage(run_dir, "m1")
+    assert _runs(run_dir, level="trial")[0].info.status == "RUNNING"
+    states = sorted(r.info.status for r in _runs(run_dir, level="stage", stage="m1"))
+    assert states == ["FAILED", "RUNNING"]
 
-    child = "from kvtrial import tracking; import sys, pathlib, os, signal\n"
-    child += "tracking.begin_stage(pathlib.Path(sys.argv[1]), 'm2'); os.kill(os.getpid(), 9)"
-    killed = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", child, str(run_dir)], check=False
-    )
+
+@pytest.mark.parametrize(
+    ("signalled", "status", "why"),
+    [
+        (None, "FAILED", "ValueError: no such thing"),
+        (signal.SIGTERM, "KILLED", "Terminated"),
+        (signal.SIGINT, "KILLED", "KeyboardInterrupt"),
+    ],
+)
+def test_how_a_stage_ended_is_what_its_run_says(
+    run_dir, monkeypatch, signalled, status, why
+) -> None:
+    """Case E13."""
+
+    def main() -> int:
+        if signalled is None:
+            raise ValueError("no such thing")
+        os.kill(os.getpid(), signalled)
+        return 0
+
+    monkeypatch.setattr(sys, "argv", ["m2", "--run-dir", str(run_dir)])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(ValueError if signalled is None else SystemExit) as ended:
+            common.exit_tracked("m2", main)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (run,) = _runs(run_dir, level="stage", stage="m2")
+    assert (run.info.status, run.data.tags["kvtrial.why"]) == (status, why)
+    if signalled is not None:
+        assert ended.value.code == 130
+
+
+def test_a_stage_that_died_without_a_word_is_marked_by_the_next(run_dir: Path) -> None:
+    """Case E13, kill -9."""
+    code = "import os, sys, pathlib; from kvtrial import tracking\n"
+    code += "tracking.begin_stage(pathlib.Path(sys.argv[1]), 'm2'); os.kill(os.getpid(), 9)"
+    killed = _python(code, run_dir)
+    killed.communicate()
     assert killed.returncode == -9
     (left,) = _runs(run_dir, level="stage", stage="m2")
     assert left.info.status == "RUNNING"
     tracking.begin_stage(run_dir, "m2")
     states = sorted(r.info.status for r in _runs(run_dir, level="stage", stage="m2"))
     assert states == ["KILLED", "RUNNING"]
+    # This process lives: its run stays, whoever starts next.
+    tracking.begin_stage(run_dir, "m1")
+    states = sorted(r.info.status for r in _runs(run_dir, level="stage"))
+    assert states == ["KILLED", "RUNNING", "RUNNING"]
+
+
+def test_a_process_number_used_again_is_another_process() -> None:
+    mine = tracking._this_process()
+    host, number, started = mine.split()
+    assert tracking._alive(mine)
+    assert not tracking._alive(f"{host} {number} {float(started) - 1:.2f}")
+    assert tracking._alive(f"other-host {number} {started}")
+    assert not tracking._alive("")
+
+
+@pytest.mark.slow
+def test_eight_processes_at_once_on_an_empty_store_lose_nothing(run_dir: Path) -> None:
+    """Case E11."""
+    (run_dir.parent / "mlflow.db").unlink()
+    code = "import sys, pathlib; from kvtrial import tracking; run = pathlib.Path(sys.argv[1])\n"
+    code += "tracking.begin_stage(run, sys.argv[2]); tracking.finish_stage(run, sys.argv[2])"
+    m2 = run_dir / "events" / "m2.parquet"
+    stages = [f"stage{i}" for i in range(8)]
+    for stage in stages:
+        shutil.copy(m2, run_dir / "events" / f"{stage}.parquet")
+    started = [_python(code, run_dir, stage) for stage in stages]
+    said = [process.communicate()[1] for process in started]
+    assert said == [""] * 8
+    assert len(_runs(run_dir, level="trial")) == 1
+    finished = _runs(run_dir, level="stage")
+    assert sorted(run.data.tags["kvtrial.stage"] for run in finished) == stages
+    assert {run.info.status for run in finished} == {"FINISHED"}
+    for stage in stages:
+        assert len(_runs(run_dir, level="arm", stage=stage)) == RUNS_OF_A_STAGE
 
 
 PEER_ROW = {
@@ -106,7 +257,6 @@ def test_the_peers_are_a_child_of_the_trial_with_their_ratios(run_dir: Path) -> 
     (run_dir / "peers.json").write_text(json.dumps([PEER_ROW]))
     tracking.begin_stage(run_dir, "peers")
     tracking.finish_stage(run_dir, "peers")
-    tracking.rebuild(run_dir.parent)
     (parent,) = _runs(run_dir, level="trial")
     (run,) = _runs(run_dir, level="stage", stage="peers")
     assert run.info.status == "FINISHED"
@@ -120,31 +270,121 @@ def test_the_peers_are_a_child_of_the_trial_with_their_ratios(run_dir: Path) -> 
         f"{name}.ratio.high": 3.6,
     }
     assert run.data.tags[f"setting.{name}"].startswith("K1 against llama-cpp-python 0.3.36, KV F16")
-    artifacts = tracking._Store(run_dir).client.list_artifacts(run.info.run_id)
+    artifacts = stores.Store(run_dir).client.list_artifacts(run.info.run_id)
     assert "peers.json" in {a.path for a in artifacts}
 
 
-def test_a_store_that_is_away_costs_a_warning_only(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_is_away_costs_a_warning_only(run_dir, monkeypatch, caplog) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with caplog.at_level(logging.WARNING, logger="kvtrial.tracking"):
         tracking.finish_stage(run_dir, "m2")
     assert "The verdict does not need it" in caplog.text
 
 
+@pytest.mark.parametrize("fault", ["locked", "no database", "not installed"])
+def test_a_store_that_can_not_be_used_costs_a_warning_only(
+    run_dir, monkeypatch, caplog, fault
+) -> None:
+    """Cases E10 and I15: at once, where MLflow itself would try again for minutes."""
+    database = run_dir.parent / "mlflow.db"
+    monkeypatch.setattr(stores, "LOCKED_S", 0.05)
+    holder = None
+    if fault == "locked":
+        holder = sqlite3.connect(database)
+        holder.execute("BEGIN EXCLUSIVE")
+    elif fault == "no database":
+        database.unlink()
+        database.mkdir()
+    else:
+        monkeypatch.setitem(sys.modules, "mlflow", None)
+    with caplog.at_level(logging.WARNING, logger="kvtrial.tracking"):
+        tracking.log_verdict(run_dir)
+    said = {
+        "locked": f"StoreUnusable: {database}: database is locked",
+        "no database": f"StoreUnusable: {database}: unable to open database file",
+        "not installed": "ModuleNotFoundError: import of mlflow halted",
+    }
+    assert said[fault] in caplog.text
+    if holder is not None:
+        holder.close()
+
+
 def test_what_is_not_finite_becomes_a_tag_never_a_metric(run_dir: Path) -> None:
-    store = tracking._Store(run_dir)
-    run = store.child("x", level="stage", stage="x")
+    """Case E12."""
+    store = stores.Store(run_dir)
+    run = store.stage("x")
     store.metrics(run, [("a", float("nan"), 0), ("b", float("inf"), 0), ("c", 1e300, 0)])
     read = store.client.get_run(run)
     assert read.data.metrics == {"c": 1e300}
     assert read.data.tags["not_finite.a"] == "nan"
+    assert read.data.tags["not_finite.b"] == "inf"
 
 
 def test_the_store_can_be_made_again_from_results_alone(run_dir: Path) -> None:
-    tracking.rebuild(run_dir.parent)
-    tracking.rebuild(run_dir.parent)
+    (run_dir / "peers.json").write_text(json.dumps([PEER_ROW]))
+    command.rebuild(run_dir.parent)
+    command.rebuild(run_dir.parent)
+    assert len(_runs(run_dir, level="stage", stage="peers")) == 1
     assert len(_runs(run_dir, level="stage", stage="m2")) == 1
-    assert len(_runs(run_dir, level="arm", stage="m2")) == len(ARMS) * 3
-    assert (run_dir.parent / "mlflow.db").stat().st_size > 0
+    assert len(_runs(run_dir, level="arm", stage="m2")) == RUNS_OF_A_STAGE
+    (parent,) = _runs(run_dir, level="trial")
+    assert parent.data.tags["kvtrial.outcome"] == "ADOPT"
+
+
+def test_every_attempt_is_rebuilt_in_its_state(run_dir: Path) -> None:
+    forced = TABLE[TABLE["stage"] == "m2"].assign(attempt=2)
+    both = events.to_frame(
+        [*TABLE[TABLE["stage"] == "m2"].to_dict("records"), *forced.to_dict("records")]
+    )
+    events.write(both, run_dir / "events" / "m2.parquet")
+    left = Journal(run_dir, "m1").attempt()
+    left.put("4096x1x1-block00-trial0", forced.head(3).drop(columns="attempt").to_dict("records"))
+    command.rebuild(run_dir.parent)
+    of_m2 = _runs(run_dir, level="stage", stage="m2")
+    assert {(r.data.tags["kvtrial.attempt"], r.info.status) for r in of_m2} == {
+        ("1", "FINISHED"),
+        ("2", "FINISHED"),
+    }
+    (unfinished,) = _runs(run_dir, level="stage", stage="m1")
+    assert unfinished.info.status == "KILLED"
+
+
+@pytest.mark.slow
+def test_results_that_moved_are_still_a_report_and_a_new_store(run_dir, caplog) -> None:
+    """Case E14: MLflow keeps absolute paths, the results do not."""
+    tracking.log_verdict(run_dir)
+    moved = run_dir.parents[1] / "moved"
+    run_dir.parent.rename(moved)
+    there = moved / run_dir.name
+    assert report.write(there, TABLE).is_file()
+    with caplog.at_level(logging.WARNING, logger="kvtrial.tracking"):
+        tracking.log_verdict(there)
+    assert "the results were moved. Remove it" in caplog.text
+    (moved / "mlflow.db").unlink()
+    # In a process of its own: MLflow keeps a database open that this one has used.
+    again = [sys.executable, "-W", "ignore", "-m", "kvtrial.tracking", "rebuild", str(moved)]
+    assert subprocess.run(again, check=True, capture_output=True, text=True).stdout.strip() == (
+        f"MLflow store: sqlite:///{moved.resolve() / 'mlflow.db'}"
+    )
+    (parent,) = _runs(there, level="trial")
+    assert parent.info.artifact_uri.startswith((moved / "mlartifacts").as_uri())
+
+
+def test_the_ui_opens_on_the_store_of_the_results(run_dir, monkeypatch, capsys) -> None:
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: started.append(arguments))
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(run_dir.parent))
+    (run_dir.parent / "mlflow.db").unlink()
+    with pytest.raises(
+        command.ConfigError, match=r"no MLflow store in .*results yet; run `make smoke`"
+    ):
+        command.main(["ui"])
+    (run_dir.parent / "mlflow.db").touch()
+    command.main(["ui", "--port", "5999"])
+    (arguments,) = started
+    assert f"sqlite:///{run_dir.parent.resolve() / 'mlflow.db'}" in arguments
+    assert arguments[-2:] == ["--port", "5999"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    command.main(["ui"])
+    assert "http://127.0.0.1:9" in capsys.readouterr().out
+    assert len(started) == 1

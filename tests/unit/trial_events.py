@@ -105,3 +105,14 @@ def flat(**ms: float | dict[int, list[float]]) -> dict[str, dict[int, list[float
         else {4096: [value] * 12, 512: [value] * 6, 16384: [value] * 6}
         for name, value in ms.items()
     }
+
+
+def scattered(**ms: float) -> dict[str, dict[int, list[float]]]:
+    """Candidate → step times that scatter by a few percent over the blocks of the three contexts."""
+    return {
+        name: {
+            context: [value * (1 + 0.01 * (step * block % 5)) for block in range(blocks)]
+            for context, blocks in ((4096, 12), (512, 6), (16384, 6))
+        }
+        for step, (name, value) in enumerate(ms.items(), start=1)
+    }

@@ -13,6 +13,10 @@ from pathlib import Path
 _held: list[int] = []
 
 
+class MachineHeld(RuntimeError):
+    """Somebody measures on this machine; the message says who."""
+
+
 def held() -> tuple[int, ...]:
     """Descriptors to pass on to measured processes.
 
@@ -32,7 +36,7 @@ def _say(message: str) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(what: str, say: Callable[[str], None] = _say) -> Iterator[None]:
+def exclusive(what: str, say: Callable[[str], None] = _say, *, wait: bool = True) -> Iterator[None]:
     """Hold the machine while the body runs; wait, and say for whom, while somebody else does.
 
     The lock belongs to the open file: it goes with the process and its measured children, even when
@@ -44,6 +48,8 @@ def exclusive(what: str, say: Callable[[str], None] = _say) -> Iterator[None]:
         What the others read while they wait, such as ``m2 of <run_id>``.
     say : callable
         Gets the message when there is something to wait for.
+    wait : bool
+        False: raise `MachineHeld` instead of waiting.
     """
     descriptor = _open(lock_path())
     try:
@@ -51,7 +57,10 @@ def exclusive(what: str, say: Callable[[str], None] = _say) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
-            say(f"{what} waits: the machine is held by {holder or 'another job'}")
+            held_by = f"the machine is held by {holder or 'another job'}"
+            if not wait:
+                raise MachineHeld(held_by) from None
+            say(f"{what} waits: {held_by}")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         _write(descriptor, f"{what} (process {os.getpid()})\n")
         _held.append(descriptor)

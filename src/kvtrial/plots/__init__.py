@@ -1,7 +1,8 @@
-"""Figures: one module each, each with ``TITLE``, ``CAPTION`` and ``draw(verdict, events) -> Figure``.
+"""Figures: one module each, with ``TITLE``, ``CAPTION`` and ``draw(verdict, events) -> Figure``.
 
 ``draw`` returns None where the run has nothing to show for it. Captions say what n is and what the
-interval means.
+interval means. A module may name the ``SECTION`` of the report that it belongs to, ``"results"``
+by default. A new figure is one module and one line here; report and MLflow show whatever is drawn.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from kvtrial.plots import (
     waterfall,
 )
 
+RESULTS = "results"
+
 #: file stem -> module, in the order of the report.
 FIGURES = {
     "forest": forest,
-    "characteristics": characteristics,
     "waterfall": waterfall,
     "ecdf": ecdf,
-    "scaling": scaling,
     "roofline": roofline,
+    "scaling": scaling,
     "restore": restore,
-    "peers": peers,
     "recompute": recompute,
+    "peers": peers,
+    "characteristics": characteristics,
 }
 
-__all__ = ["FIGURES"]
+__all__ = ["FIGURES", "RESULTS"]

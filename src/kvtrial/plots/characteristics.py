@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from kvtrial.plots import style
 
+SECTION = "error rates"
 TITLE = "How often the rule would adopt"
 CAPTION = (
     "Chance that the whole procedure adopts a challenger of a given true improvement, simulated with the "

@@ -12,8 +12,9 @@ from kvtrial.plots import style
 
 TITLE = "Step latency"
 CAPTION = (
-    "Share of decode steps that took at most so long, all blocks of the one-session, one-thread cells "
-    "together (n: steps of the arm in the first panel). Nothing is trimmed."
+    "Share of decode steps that took at most so long, one session, one thread; n: steps of each arm, "
+    "all blocks of the cell together, void ones too. Nothing is trimmed, and no interval is drawn: "
+    "steps of one block are not independent."
 )
 
 
@@ -27,19 +28,22 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     contexts = sorted(set(rows["context"]))[:3]
     drawn, axes = style.figure(len(contexts), width=9.0, height=4.2)
     for axis, context in zip(axes, contexts):
+        counts = set()
         for name, own in rows[rows["context"] == context].groupby("candidate"):
             values = np.sort(own["value"].dropna().to_numpy())
             if values.size:
+                counts.add(values.size)
                 share = np.arange(1, values.size + 1) / values.size
                 axis.step(
                     values,
                     share,
                     where="post",
                     color=style.look(str(name))["color"],
-                    label=f"{name} (n={values.size})",
+                    label=str(name),
                 )
         style.plain_log(axis, "x")
-        axis.set_title(f"{context:,} positions", fontsize=9)
+        n = " to ".join(f"{count:,}" for count in sorted(counts)[:: max(1, len(counts) - 1)])
+        axis.set_title(f"{context:,} positions (n = {n})", fontsize=9)
         axis.set_xlabel("step latency, ms (log scale)")
         axis.set_ylim(0, 1)
     axes[0].set_ylabel("share of steps")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -39,12 +40,21 @@ class DoneElsewhere(Exception):
     """Another pipeline has finished the stage since this one began; nothing is left to do."""
 
 
+class Terminated(KeyboardInterrupt):
+    """Somebody asked this process to end (SIGTERM): a batch system, or `timeout`."""
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated
+
+
 def exit_tracked(name: str, main: Callable[[], int]) -> None:
     """Run a stage's command line with its MLflow run around it, and exit; see `cli.exit_with`.
 
     MLflow is called before and after, never while something is measured, and being away costs a
-    warning.
+    warning. A stage that is interrupted or asked to end is KILLED there, one that fails FAILED.
     """
+    signal.signal(signal.SIGTERM, _terminate)
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--run-dir", type=Path)
     run_dir = parser.parse_known_args()[0].run_dir
@@ -58,8 +68,11 @@ def exit_tracked(name: str, main: Callable[[], int]) -> None:
         except DoneElsewhere as done:
             print(f"{name}: {done}", file=sys.stderr)
             return 0
+        except KeyboardInterrupt as error:
+            tracking.stop_stage(run_dir, name, "KILLED", type(error).__name__)
+            raise
         except BaseException as error:
-            tracking.fail_stage(run_dir, name, f"{type(error).__name__}: {error}")
+            tracking.stop_stage(run_dir, name, "FAILED", f"{type(error).__name__}: {error}")
             raise
         tracking.finish_stage(run_dir, name)
         return code

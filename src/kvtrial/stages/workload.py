@@ -166,6 +166,11 @@ def prefill(
             save(folder, session, ids[:context], own)
 
 
+def identity(model_sha256: str, texts: list[list[int]]) -> str:
+    """12 hex digits of what snapshots rest on: the model's bytes and the text's tokens."""
+    return hashlib.sha256(json.dumps([model_sha256, texts]).encode()).hexdigest()[:12]
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -190,8 +195,7 @@ def main(argv: list[str] | None = None) -> int:
         workload.session_tokens(tokenizer, max(needed), session) for session in range(sessions)
     ]
     name = stage.model["name"]
-    digest = hashlib.sha256(json.dumps([stage.model["sha256"], texts]).encode())
-    workload_id = digest.hexdigest()[:12]
+    workload_id = identity(stage.model["sha256"], texts)
     results = stage.run_dir.parent
     base = Path("workloads") / name / workload_id
     model = models.load_model(stage.gguf)

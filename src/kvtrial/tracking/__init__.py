@@ -1,0 +1,116 @@
+"""MLflow: where people browse a trial.
+
+Nothing is decided from what is stored here, and nothing here may cost a verdict: what stages call
+catches whatever MLflow raises and says so in one warning. The store can be made again from
+``results/`` (``python -m kvtrial.tracking rebuild RESULTS``).
+
+One parent run per ``run_id``; a child per attempt at a stage, and below it a child per candidate and
+cell. Parents are found by tag. Processes take turns at the store, so that none meets a half-made or
+locked database. A stage that fails is FAILED, one that is ended or interrupted KILLED; one whose
+process died without a word is marked KILLED by the next that starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec
+
+import pandas as pd
+import psutil
+
+from kvtrial.tracking import records
+from kvtrial.tracking.store import REBUILD, Store, tracking_uri
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+
+
+def _never_costs_a_verdict(function: Callable[P, None]) -> Callable[P, None]:
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:  # whatever a remote or a locked database raises
+            log.warning(
+                "MLflow did not take this (%s: %s). The verdict does not need it; make the store again "
+                "with: %s",
+                type(error).__name__,
+                str(error).splitlines()[0] if str(error) else "",
+                REBUILD,
+            )
+
+    return guarded
+
+
+@_never_costs_a_verdict
+def begin_stage(run_dir: Path, stage: str) -> None:
+    """Open the stage's run as RUNNING; runs whose process died are marked KILLED."""
+    with Store.held(run_dir) as store:
+        for run in store.find(level="stage"):
+            if run.info.status == "RUNNING" and not _alive(
+                run.data.tags.get("kvtrial.process", "")
+            ):
+                store.end(run.info.run_id, "KILLED", "its process died")
+        store.stage(stage, process=_this_process())
+        store.client.update_run(store.parent_id, status="RUNNING")
+
+
+@_never_costs_a_verdict
+def stop_stage(run_dir: Path, stage: str, status: str, why: str) -> None:
+    """End the stage's open run, and the trial's, as FAILED or KILLED, with the reason as a tag."""
+    with Store.held(run_dir) as store:
+        for run_id in _open_runs(store, stage):
+            store.end(run_id, status, why)
+        store.end(store.parent_id, status)
+
+
+@_never_costs_a_verdict
+def finish_stage(run_dir: Path, stage: str) -> None:
+    """Log the stage's newest attempt as child runs and end its run as FINISHED."""
+    with Store.held(run_dir) as store:
+        run_id = next(iter(_open_runs(store, stage)), None) or store.stage(stage)
+        table = run_dir / "events" / f"{stage}.parquet"
+        if stage == "peers":  # beside the trial: it has a comparison of its own and no attempts
+            records.log_peers(store, run_id)
+        elif table.is_file():
+            rows = pd.read_parquet(table)
+            newest = rows[rows["attempt"] == rows["attempt"].max()]
+            records.log_attempt(store, run_id, stage, newest, table)
+        store.end(run_id, "FINISHED")
+
+
+@_never_costs_a_verdict
+def log_verdict(run_dir: Path) -> None:
+    """Write the verdict into the trial's run: description, tags, metrics, figures and tables."""
+    with Store.held(run_dir) as store:
+        records.log_verdict(store)
+
+
+def _open_runs(store: Store, stage: str) -> list[str]:
+    runs = store.find(level="stage", stage=stage)
+    return [run.info.run_id for run in runs if run.info.status == "RUNNING"]
+
+
+def _this_process() -> str:
+    """Host, number and start of this process: a number alone is soon another's."""
+    return f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time():.2f}"
+
+
+def _alive(process: str) -> bool:
+    """Whether that process runs; of another host's nothing is known, so it counts as alive."""
+    host, _, rest = process.partition(" ")
+    if host != socket.gethostname():
+        return bool(host)
+    number, _, started = rest.partition(" ")
+    try:
+        return f"{psutil.Process(int(number)).create_time():.2f}" == started
+    except (ValueError, psutil.NoSuchProcess):
+        return False
+
+
+__all__ = ["begin_stage", "finish_stage", "log_verdict", "stop_stage", "tracking_uri"]

@@ -1,0 +1,111 @@
+"""``python -m kvtrial.tracking rebuild RESULTS``: make the store again from the results alone.
+
+``python -m kvtrial.tracking ui [OPTIONS]``: browse it; the options are those of ``mlflow ui``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from kvtrial import events, paths
+from kvtrial.journal import Journal
+from kvtrial.run import ConfigError
+from kvtrial.tracking import records
+from kvtrial.tracking.store import REBUILD, Store, database, tracking_uri
+
+
+def rebuild(results: Path) -> None:
+    """Log every run below ``results`` again; attempts that the store already holds are left alone.
+
+    Raises
+    ------
+    ConfigError
+        There is no run in that folder.
+    StoreUnusable, mlflow.exceptions.MlflowException
+        The store does not take it.
+    """
+    manifests = sorted(results.glob("*/manifest.json"))
+    if not manifests:
+        raise ConfigError(f"no run under {results}; give the folder that holds the runs")
+    for manifest in manifests:
+        with Store.held(manifest.parent) as store:
+            for table in sorted((manifest.parent / "events").glob("*.parquet")):
+                if table.stem != "run":  # facts of the run; they are in the manifest
+                    _rebuild_stage(store, table.stem, table)
+            for journal in sorted((manifest.parent / "journal").glob("*")):
+                _rebuild_unfinished(store, journal.name)
+            if (manifest.parent / "peers.json").is_file() and not store.find(
+                level="stage", stage="peers"
+            ):
+                run_id = store.stage("peers")
+                records.log_peers(store, run_id)
+                store.end(run_id, "FINISHED")
+            if (manifest.parent / "verdict.json").is_file():
+                records.log_verdict(store)
+
+
+def _logged_attempts(store: Store, stage: str) -> set[str]:
+    runs = store.find(level="stage", stage=stage)
+    return {run.data.tags.get("kvtrial.attempt", "") for run in runs}
+
+
+def _rebuild_stage(store: Store, stage: str, table: Path) -> None:
+    logged = _logged_attempts(store, stage)
+    for number, rows in pd.read_parquet(table).groupby("attempt"):
+        if str(number) not in logged:
+            run_id = store.stage(stage)
+            records.log_attempt(store, run_id, stage, rows, table)
+            complete = (rows["metric"] == "attempt/complete").any()
+            store.end(run_id, "FINISHED" if complete else "KILLED")
+
+
+def _rebuild_unfinished(store: Store, stage: str) -> None:
+    """An attempt that has blocks and no table: its stage was stopped, and has not gone on."""
+    logged = _logged_attempts(store, stage)
+    for attempt in Journal(store.run_dir, stage).attempts():
+        if not attempt.published and str(attempt.number) not in logged:
+            run_id = store.stage(stage)
+            records.log_attempt(store, run_id, stage, events.to_frame(attempt.rows()), None)
+            store.end(run_id, "KILLED", "not finished; the same command goes on from here")
+
+
+def _browse(results: Path, arguments: list[str]) -> None:
+    """Turn this process into MLflow's UI on the store."""
+    uri = tracking_uri(results)
+    if not uri.startswith("sqlite:"):
+        print(f"MLFLOW_TRACKING_URI is set, so the runs are there: {uri}")
+        return
+    if not os.environ.get("MLFLOW_TRACKING_URI") and not database(results).is_file():
+        raise ConfigError(
+            f"no MLflow store in {results} yet; run `make smoke` or `make verdict`, or, where there "
+            f"are results: {REBUILD}"
+        )
+    command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--backend-store-uri", uri]
+    os.execv(sys.executable, [*command, *arguments])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of the store."""
+    parser = argparse.ArgumentParser(prog="python -m kvtrial.tracking", description="MLflow store.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    again = commands.add_parser("rebuild", help="log every run below RESULTS again")
+    again.add_argument("results", type=Path)
+    commands.add_parser("ui", help="browse the store of results/", add_help=False)
+    args, rest = parser.parse_known_args(argv)
+    if args.command == "ui":
+        _browse(paths.results_dir(), rest)
+        return 0
+    rebuild(args.results)
+    print(f"MLflow store: {tracking_uri(args.results)}")
+    return 0
+
+
+if __name__ == "__main__":
+    from kvtrial.cli import exit_with
+
+    exit_with(main)

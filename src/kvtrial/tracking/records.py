@@ -1,0 +1,111 @@
+"""What is logged of an attempt at a stage, and of a verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from kvtrial import summary
+from kvtrial.tracking.store import MAX_TAG, RUN_OF, Store
+
+
+def log_attempt(
+    store: Store, stage_run: str, stage: str, rows: pd.DataFrame, table: Path | None
+) -> None:
+    """A child run for each candidate and cell of one attempt."""
+    if table is not None:
+        store.artifact(stage_run, table)
+    store.client.set_tag(stage_run, "kvtrial.attempt", str(int(rows["attempt"].max())))
+    cell = ["candidate", "context", "sessions", "threads", "shape"]
+    for (name, context, sessions, threads, shape), own in rows[rows["candidate"] != "machine"].groupby(
+        cell
+    ):
+        title = f"{stage} {name}" + (f" @{context}" if context else "")
+        if sessions > 1 or threads > 1:
+            title += f" {sessions}s{threads}t"
+        title += f" {shape}" if shape else ""
+        of = {
+            "stage": stage,
+            "candidate": str(name),
+            "context": str(context),
+            "sessions": str(sessions),
+            "threads": str(threads),
+            "shape": str(shape),
+        }
+        run_id = store.arm(
+            title,
+            stage_run,
+            **of,
+            protocol_sha256=str(own["protocol_sha256"].iloc[0]),
+            machine=store.machine,
+        )
+        # Tags are searched, params are compared: the charts offer both as axes.
+        store.params(run_id, {**of, "model": store.model})
+        store.metrics(run_id, summary.arm_metrics(own, int(sessions)), table)
+        if stage == "conformance":
+            store.artifact(run_id, store.run_dir / "conformance" / f"{name}.json")
+        why = own.loc[own["metric"].isin(["failed", "not_run"]), "text"]
+        failed = (own["metric"] == "failed").any()
+        store.end(run_id, "FAILED" if failed else "FINISHED", "; ".join(sorted(set(why))))
+
+
+def log_peers(store: Store, run: str) -> None:
+    """Each row of peers.json as metrics, its settings as tags; table and figure as artifacts."""
+    path = store.run_dir / "peers.json"
+    metrics: list[tuple[str, float, int]] = []
+    settings: dict[str, str] = {}
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        package = row["peer_setting"].partition(" ")[0]
+        name = f"{row['metric']}.{package}.{row['context']}_{row['threads']}t"
+        low, high = row["ci95"]
+        values = {"ours": row["ours"], "peer": row["peer"], "ratio": row["ratio"]}
+        values |= {"ratio.low": low, "ratio.high": high}
+        metrics += [(f"{name}.{key}", value, 0) for key, value in values.items()]
+        settings[f"setting.{name}"] = f"{row['our_arm']} against {row['peer_setting']}"
+    store.metrics(run, metrics, path)
+    store.tags(run, settings)
+    store.artifact(run, path)
+    store.artifact(run, store.run_dir / "peers.parquet")
+    for figure in sorted((store.run_dir / "figures").glob("peers.*")):
+        store.artifact(run, figure, "figures")
+
+
+def log_verdict(store: Store) -> None:
+    """The verdict into the trial's run: description, tags, metrics, figures and tables."""
+    file = store.run_dir / "verdict.json"
+    verdict = json.loads(file.read_text(encoding="utf-8"))
+    hot, cold = verdict["hot"], verdict["cold"]
+    run = store.parent_id
+    links = {
+        tag.removeprefix(RUN_OF): f"#/experiments/{store.experiment_id}/runs/{run_id}"
+        for tag, run_id in store.client.get_run(run).data.tags.items()
+        if tag.startswith(RUN_OF)
+    }
+    eligible = {name: "; ".join(why) or "yes" for name, why in verdict["eligibility"].items()}
+    store.tags(
+        run,
+        {
+            "mlflow.note.content": summary.markdown(verdict, links),
+            "kvtrial.outcome": hot["outcome"],
+            "kvtrial.adopted": str(hot["adopted"]),
+            "kvtrial.cold_adopted": str(cold["adopted"]),
+            "kvtrial.model": verdict["model"],
+            "kvtrial.protocol_sha256": verdict["protocol_sha256"],
+            **{f"kvtrial.eligible.{name}": why for name, why in eligible.items()},
+        },
+    )
+    for arm in store.find(level="arm"):
+        why = eligible.get(arm.data.tags["kvtrial.candidate"])
+        if why is not None and arm.data.tags.get("kvtrial.eligible") != why[:MAX_TAG]:
+            store.tags(arm.info.run_id, {"kvtrial.eligible": why})
+    metrics = summary.verdict_metrics(verdict)
+    store.metrics(run, [(name, value, 0) for name, value in metrics.items()], file)
+    for name in ("verdict.json", "report.html"):
+        store.artifact(run, store.run_dir / name)
+    for figure in sorted((store.run_dir / "figures").glob("*")):
+        store.artifact(run, figure, "figures")
+    for name, table in summary.tables(verdict).items():
+        store.client.log_text(run, table.to_csv(index=False), f"tables/{name}.csv")
+    store.end(run, "FINISHED")

@@ -1,0 +1,228 @@
+"""The MLflow store of a results folder, with one trial's parent run in it. The only mlflow import."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvtrial import paths, workload
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+
+EXPERIMENT = "kvtrial"
+REBUILD = "python -m kvtrial.tracking rebuild RESULTS"
+MAX_PARAM, MAX_TAG = 6000, 8000
+_BATCH = 1000
+#: Tag of a trial's run, by stage: that stage's newest run.
+RUN_OF = "kvtrial.run_of."
+#: How long another program may hold the database before we go on without it.
+LOCKED_S = 5.0
+
+
+class StoreUnusable(RuntimeError):
+    """The local store can't be written to, or belongs elsewhere; the message says what to do."""
+
+
+def tracking_uri(results: Path) -> str:
+    """``MLFLOW_TRACKING_URI``, else SQLite at an absolute path in ``results``."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database(results)}"
+
+
+def database(results: Path) -> Path:
+    """The file of the embedded store."""
+    return results.resolve() / "mlflow.db"
+
+
+class Store:
+    """An open MLflow store with one trial's parent run in it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.results = run_dir.parent
+        local = not os.environ.get("MLFLOW_TRACKING_URI")
+        if local:
+            _refuse_unwritable(database(self.results))
+        from mlflow import MlflowClient
+
+        for name in ("alembic", "mlflow"):  # how a database is made is nobody's concern here
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self.client = MlflowClient(tracking_uri=tracking_uri(self.results))
+        self.experiment_id = self._experiment(local)
+        manifest = run_dir / "manifest.json"
+        facts = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+        self.machine = str(facts.get("machine_class", "unknown"))
+        self.model = str(facts.get("model", {}).get("name", "unknown"))
+        self.parent_id = self._parent()
+
+    @classmethod
+    @contextlib.contextmanager
+    def held(cls, run_dir: Path) -> Iterator[Store]:
+        """The store of a run, to this process alone."""
+        with (run_dir.parent / ".mlflow.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield cls(run_dir)
+
+    def _experiment(self, local: bool) -> str:
+        location = (self.results.resolve() / "mlartifacts").as_uri() if local else None
+        found = self.client.get_experiment_by_name(EXPERIMENT)
+        if found is None:
+            return str(self.client.create_experiment(EXPERIMENT, artifact_location=location))
+        if local and found.artifact_location != location:
+            raise StoreUnusable(
+                f"{database(self.results)} keeps its artifacts at {found.artifact_location}: the "
+                f"results were moved. Remove it, and make it again here with: {REBUILD}"
+            )
+        return str(found.experiment_id)
+
+    def find(self, **tags: str) -> list[Any]:
+        """Runs of this trial with these ``kvtrial.*`` tags, newest first."""
+        wanted = {"run_id": self.run_dir.name, **tags}
+        query = " and ".join(f"tags.`kvtrial.{key}` = '{value}'" for key, value in wanted.items())
+        found: list[Any] = []
+        token = None
+        while True:
+            page = self.client.search_runs(
+                [self.experiment_id], query, max_results=1000, page_token=token
+            )
+            found.extend(page)
+            token = page.token
+            if not token:
+                return found
+
+    def _parent(self) -> str:
+        found = self.find(level="trial")
+        if found:
+            return str(found[0].info.run_id)
+        run_id = self._create(self.run_dir.name, {}, level="trial", machine=self.machine)
+        for name in ("manifest.json", "protocol.json"):
+            self.artifact(run_id, self.run_dir / name)
+        protocol_file = self.run_dir / "protocol.json"
+        if protocol_file.is_file():
+            protocol = json.loads(protocol_file.read_text(encoding="utf-8"))
+            self.params(run_id, dict(_leaves(protocol)))
+        self.client.log_inputs(run_id, datasets=_datasets())
+        return run_id
+
+    def stage(self, stage: str, **tags: str) -> str:
+        """A new run for an attempt at a stage; the parent links to the newest one."""
+        parent = {"mlflow.parentRunId": self.parent_id}
+        run_id = self._create(stage, parent, level="stage", stage=stage, **tags)
+        self.client.set_tag(self.parent_id, f"{RUN_OF}{stage}", run_id)
+        return run_id
+
+    def arm(self, name: str, parent: str, **tags: str) -> str:
+        """A new run for one candidate in one cell, below its stage's."""
+        return self._create(name, {"mlflow.parentRunId": parent}, level="arm", **tags)
+
+    def _create(self, name: str, tags: dict[str, str], **own: str) -> str:
+        run = self.client.create_run(
+            self.experiment_id,
+            run_name=name,
+            tags={
+                "kvtrial.run_id": self.run_dir.name,
+                **tags,
+                **{f"kvtrial.{key}": value[:MAX_TAG] for key, value in own.items()},
+            },
+        )
+        return str(run.info.run_id)
+
+    def params(self, run: str, values: dict[str, str]) -> None:
+        """Params, each cut to what MLflow takes."""
+        from mlflow.entities import Param
+
+        listed = [Param(k, v[:MAX_PARAM]) for k, v in values.items()]
+        for start in range(0, len(listed), 100):
+            self.client.log_batch(run, params=listed[start : start + 100])
+
+    def tags(self, run: str, values: dict[str, str]) -> None:
+        """Tags, each cut to what MLflow takes."""
+        from mlflow.entities import RunTag
+
+        listed = [RunTag(k, v[:MAX_TAG]) for k, v in values.items()]
+        for start in range(0, len(listed), 100):
+            self.client.log_batch(run, tags=listed[start : start + 100])
+
+    def metrics(self, run: str, rows: list[tuple[str, float, int]], at: Path | None = None) -> None:
+        """(name, value, step) rows, dated by the file that they come from, so that the same file
+        logged again adds nothing; what is not finite becomes a tag, never a metric."""
+        from mlflow.entities import Metric
+
+        when = int(at.stat().st_mtime * 1000) if at is not None else 0
+        listed = [Metric(n, value, when, step) for n, value, step in rows if math.isfinite(value)]
+        for start in range(0, len(listed), _BATCH):
+            self.client.log_batch(run, metrics=listed[start : start + _BATCH])
+        odd = {f"not_finite.{n}": str(value) for n, value, _ in rows if not math.isfinite(value)}
+        self.tags(run, odd)
+
+    def artifact(self, run: str, path: Path, folder: str | None = None) -> None:
+        """A file as an artifact; nothing where it is not there."""
+        if path.is_file():
+            self.client.log_artifact(run, str(path), folder)
+
+    def end(self, run: str, status: str, why: str = "") -> None:
+        """End a run as FINISHED, FAILED or KILLED, with the reason as a tag."""
+        if why:
+            self.client.set_tag(run, "kvtrial.why", why[:MAX_TAG])
+        self.client.set_terminated(run, status)
+
+
+def _refuse_unwritable(database: Path) -> None:
+    """Fail at once where MLflow would try again for minutes."""
+    try:
+        with contextlib.closing(sqlite3.connect(database, timeout=LOCKED_S)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.rollback()
+    except sqlite3.Error as error:
+        raise StoreUnusable(f"{database}: {error}") from None
+
+
+def _datasets() -> list[Any]:
+    """The prompts of the parity check and the text that contexts are filled with."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    prompts_file = paths.config_file("prompts.yaml")
+    text_file = paths.config_file(f"workload/{workload.TEXT_NAME}")
+    found = []
+    for name, path, use in (
+        ("prompts", prompts_file, "parity"),
+        ("workload-text", text_file, "contexts"),
+    ):
+        if not path.is_file():
+            continue
+        raw = path.read_bytes()
+        rows = len(yaml.safe_load(raw)["prompts"]) if name == "prompts" else raw.count(b"\n")
+        dataset = Dataset(
+            name=name,
+            digest=hashlib.sha256(raw).hexdigest()[:12],
+            source_type="local",
+            source=json.dumps({"uri": path.name}),
+            schema=json.dumps({"mlflow_colspec": [{"name": "text", "type": "string"}]}),
+            profile=json.dumps({"num_rows": rows}),
+        )
+        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", use)]))
+    return found
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(v, dict) for v in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{name}.{index}")
+    else:
+        yield name, str(value)

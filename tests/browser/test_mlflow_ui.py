@@ -1,0 +1,85 @@
+"""MLflow's own page on a trial: its description, its children, their charts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow_server
+import pytest
+from trial_events import REGISTERED, scattered, trial
+
+from kvtrial import events, report
+from kvtrial.decide import decide
+from kvtrial.tracking import __main__ as command
+from kvtrial.tracking.store import Store
+
+pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
+
+SHOWN_S = 60
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose store was made from its results."""
+    run_dir = tmp_path_factory.mktemp("results") / "tiny-1"
+    table = trial(scattered(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=17.0))
+    for stage, rows in table.groupby("stage"):
+        events.write(rows, run_dir / "events" / f"{stage}.parquet")
+    (run_dir / "protocol.json").write_text(json.dumps(REGISTERED))
+    (run_dir / "manifest.json").write_text('{"model": {"name": "tiny"}, "machine_class": "here"}')
+    (run_dir / "verdict.json").write_text(decide(table, REGISTERED).to_json())
+    report.write(run_dir, table)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        command.rebuild(run_dir.parent)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def server(run_dir: Path) -> Iterator[str]:
+    """Address of the UI on that store."""
+    database = run_dir.parent / "mlflow.db"
+    with mlflow_server.running(database, run_dir.parent / "server.log") as address:
+        yield address
+
+
+def shown(browser, *words: str) -> str:
+    """The page's text once all words are there; the UI fetches what it shows bit by bit."""
+    end = time.monotonic() + SHOWN_S
+    while True:
+        text = browser.run("return document.body.innerText") or ""
+        missing = [word for word in words if word not in text]
+        if not missing:
+            return text
+        assert time.monotonic() < end, f"not shown: {missing}\n{text[:2000]}"
+        time.sleep(0.2)
+
+
+def test_the_trial_its_children_and_their_charts_are_shown(browser, server, run_dir, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    store = Store(run_dir)
+    (parent,) = store.find(level="trial")
+    k1 = next(run for run in store.find(level="arm", stage="m2", candidate="K1", context="4096"))
+    experiment = f"{server}/#/experiments/{store.experiment_id}"
+
+    browser.open(f"{experiment}/runs/{parent.info.run_id}", width=1400)
+    shown(browser, "tiny-1", "ADOPT: K3", "Decode, by arm", "prompts")
+    browser.screenshot("mlflow-trial", whole=False)
+
+    browser.open(f"{experiment}/runs/{k1.info.run_id}/model-metrics", width=1400)
+    shown(browser, "m2 K1 @4096", "m2/step_ms")
+    end = time.monotonic() + SHOWN_S
+    drawn = (
+        "return document.querySelectorAll('.js-plotly-plot path, .recharts-surface path').length"
+    )
+    while not browser.run(drawn):
+        assert time.monotonic() < end, "no chart was drawn"
+        time.sleep(0.2)
+    browser.screenshot("mlflow-charts", whole=False)
+
+    browser.open(experiment, width=1400)
+    shown(browser, "tiny-1")
+    browser.screenshot("mlflow-runs", whole=False)

@@ -1,0 +1,106 @@
+"""The report as a browser shows it: drawn, quiet, alone, and readable on a phone and on paper."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from trial_events import REGISTERED, scattered, trial
+
+from kvtrial import plots, report
+from kvtrial.decide import decide
+
+pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
+
+PHONE = 360
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> str:
+    """Address of a report whose run has something to show in every table."""
+    run_dir = tmp_path_factory.mktemp("run")
+    table = trial(
+        scattered(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=17.0),
+        missing={"K0": "pool"},
+        failed_conformance={"K2": "KvHolesOnlyWhereAllowed@P16"},
+    )
+    (run_dir / "verdict.json").write_text(decide(table, REGISTERED).to_json())
+    (run_dir / "protocol.json").write_text(json.dumps(REGISTERED))
+    (run_dir / "manifest.json").write_text(
+        json.dumps({"machine_class": "here", "flags": ["avx2"] * 90})
+    )
+    return report.write(run_dir, table).as_uri()
+
+
+def test_figures_are_drawn_and_nothing_else_is_asked_for(browser, page):
+    browser.requests(), browser.complaints()
+    browser.open(page)
+    sizes = browser.run(
+        "return [...document.querySelectorAll('.plot svg')].map(svg => {"
+        " const box = svg.getBoundingClientRect();"
+        " return [box.width, box.height, svg.querySelectorAll('path').length]; })"
+    )
+    drawn = browser.run("return [...document.querySelectorAll('h3[id^=figure]')].map(h => h.id)")
+    assert drawn == [f"figure-{s}" for s in plots.FIGURES if f"figure-{s}" in drawn]
+    assert {"figure-forest", "figure-waterfall", "figure-ecdf", "figure-scaling"} <= set(drawn)
+    assert len(sizes) == len(drawn)
+    assert all(width > 500 and height > 100 and paths > 20 for width, height, paths in sizes)
+    assert browser.complaints() == []
+    assert browser.requests() == [page]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_scrolls_down_only_and_can_be_read(browser, page, scheme):
+    browser.open(page, width=PHONE, height=740, scheme=scheme)
+    browser.screenshot(f"report-phone-{scheme}")
+    assert browser.run("return document.documentElement.scrollWidth") == PHONE
+    smallest = browser.run(
+        "return Math.min(...[...document.querySelectorAll('p, td, th, figcaption, li, pre')]"
+        ".filter(e => e.innerText).map(e => parseFloat(getComputedStyle(e).fontSize)))"
+    )
+    assert smallest >= 14
+    # The figures keep a size at which their words can be read, and scroll in their own frame.
+    narrowest = browser.run(
+        "return Math.min(...[...document.querySelectorAll('.plot svg')].map(e => e.clientWidth))"
+    )
+    assert narrowest >= 540
+
+
+#: WCAG 2.2's contrast of an element's ink against the first paper below it.
+CONTRAST = """
+const luminance = text => {
+  const [r, g, b] = text.match(/[0-9.]+/g).slice(0, 3).map(Number)
+    .map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const paper = e => {
+  for (; e; e = e.parentElement) {
+    const colour = getComputedStyle(e).backgroundColor;
+    if (colour !== 'rgba(0, 0, 0, 0)') return colour;
+  }
+  return 'rgb(255, 255, 255)';
+};
+return [...document.querySelectorAll('h1, h2, h3, p, td, th, a, strong, code, figcaption')]
+  .map(e => [luminance(getComputedStyle(e).color), luminance(paper(e))])
+  .map(([a, b]) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05));
+"""
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_both_colour_schemes_can_be_read(browser, page, scheme, dark):
+    browser.open(page, scheme=scheme)
+    browser.screenshot(f"report-{scheme}")
+    background = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(int(n) for n in background[4:-1].split(",")) < 3 * 128) is dark
+    assert min(browser.run(CONTRAST)) >= 4.5
+
+
+def test_it_prints(browser, page):
+    browser.open(page, scheme="dark")
+    browser.command("Emulation.setEmulatedMedia", media="print")
+    background = browser.run("return getComputedStyle(document.body).backgroundColor")
+    browser.command("Emulation.setEmulatedMedia", media="")
+    assert background == "rgb(255, 255, 255)"
+    printed = browser.command("Page.printToPDF", preferCSSPageSize=True)
+    assert base64.b64decode(printed["data"]).startswith(b"%PDF-")

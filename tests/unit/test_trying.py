@@ -1,0 +1,156 @@
+"""`kvtrial try`: what it says of a candidate, and that it leaves nothing but a snapshot behind."""
+
+from __future__ import annotations
+
+import functools
+import io
+import shutil
+import tempfile
+
+import pytest
+import yaml
+from rich.console import Console
+from trial_events import ROOT
+
+from kvtrial import models, trying
+from kvtrial.conformance import isolated
+from kvtrial.contract import UnknownCandidate
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "blocks"),
+    [(10.0, 12, 12), (30.0, 12, 6), (45.0, 12, 4), (300.0, 12, 4), (300.0, 3, 3)],
+)
+def test_as_many_whole_pairs_of_blocks_as_fit_into_the_time(seconds, most, blocks):
+    assert trying.DECODE_S == 200.0
+    assert trying.affordable(seconds, most) == blocks
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ([1.11, 1.3], "its lower bound clears the 1.10"),
+        ([1.10, 1.3], "its lower bound clears the 1.10"),
+        ([1.02, 1.3], "faster, but its lower bound stays under the 1.10"),
+        ([0.98, 1.02], "no difference is shown"),
+        ([0.7, 0.9], "slower"),
+    ],
+)
+def test_the_interval_in_words(bounds, said):
+    decode = {"ratio": 1.0, "ci95": bounds}
+    assert trying.reading(decode, 1.10).startswith(said)
+
+
+def test_a_candidate_is_not_tried_against_itself():
+    with pytest.raises(trying.NothingToCompare, match="K1 is the store that others are tried"):
+        trying.measure("K1", model="tiny-llama", against="K1")
+
+
+def test_an_unknown_candidate_lists_the_known_ones():
+    with pytest.raises(UnknownCandidate, match="no candidate 'K9'; registered: A1, "):
+        trying.measure("K9", model="tiny-llama")
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Few, short and never void blocks; two tests of the suite; results below ``tmp_path``."""
+    config = tmp_path / "config"
+    shutil.copytree(ROOT / "config", config)
+    registered = yaml.safe_load((config / "protocol.yaml").read_text(encoding="utf-8"))
+    registered["decode_steps"] = 4
+    registered["m1"] |= {"iterations": 2, "warmup_iterations": 1, "rotation_llc_multiple": 0}
+    registered["gates"] |= {"bandwidth_drift": 0.99, "spin_drift": 0.99, "steal_fraction": 0.99}
+    (config / "protocol.yaml").write_text(yaml.safe_dump(registered), encoding="utf-8")
+    monkeypatch.setattr(
+        tempfile, "tempdir", str(tmp_path)
+    )  # a lock of its own: no one is waited for
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(config))
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr(trying, "ATTENTION_BLOCKS", 1)
+    few = functools.partial(
+        isolated.run_isolated,
+        page_tokens=(32,),
+        tests=("KvAppendRequiresOwner", "AttentionMasksHoles"),
+    )
+    monkeypatch.setattr(trying.isolated, "run_isolated", few)
+    models.fetch("tiny-llama")
+    return tmp_path
+
+
+def test_a_candidate_is_paired_with_the_adopted_store(small, capfd):
+    found = trying.measure("K2", model="tiny-llama", context=96, count=3)
+    assert (found["candidate"], found["against"], found["context"]) == ("K2", "K1", 96)
+    assert found["synthetic"] is True
+    assert found["conformance"]["passed"] is True
+    assert found["conformance"]["passed_tests"] == 2
+    assert found["failed"] == []
+    decode = found["decode"]
+    assert decode["n_blocks"] == 3
+    low, high = decode["ci95"]
+    assert 0 < low <= decode["ratio"] <= high
+    rates = {arm: row["tokens_per_s"] for arm, row in decode["arms"].items()}
+    assert decode["ratio"] == pytest.approx(rates["K2"] / rates["K1"], rel=1e-9)
+    assert found["attention"]["arms"]["K1"]["ceiling_fraction"] > 0
+    said = capfd.readouterr().err
+    assert next(line for line in said.splitlines() if " of 3" in line).startswith("1 of 3: conform")
+    # Nothing is adopted and no run is made: models and snapshots are what runs share.
+    assert sorted(p.name for p in (small / "results").iterdir()) == ["models", "workloads"]
+    assert not (small / "config" / "selection.yaml").exists()
+    assert found["note"] == trying.NOTE
+
+    (snapshot,) = (small / "results" / "workloads").glob("tiny-llama/*/96-0/k.npy")
+    made = snapshot.stat().st_mtime_ns
+    trying._fill(stage_of(small), {"context": 96})
+    assert snapshot.stat().st_mtime_ns == made
+
+
+def stage_of(small):
+    gguf = models.path_of("tiny-llama")
+    return trying.Stage(
+        "m1", small / "run", gguf, {"name": gguf.stem, "sha256": models.sha256(gguf)}, "default",
+        {"page_tokens": 32},
+    )  # fmt: skip
+
+
+def test_what_failed_is_said_and_makes_it_unsound():
+    ratio = {"ratio": 1.2, "ci95": [1.1, 1.3], "n_blocks": 12}
+    arms = {
+        name: {"tokens_per_s": 10.0, "step_ms_p50": 100.0, "step_ms_p95": None}
+        for name in ("X1", "K1")
+    }
+    regions = {name: {"unique_gb_per_s": 12.0, "ceiling_fraction": 0.85} for name in ("X1", "K1")}
+    document = {
+        "candidate": "X1",
+        "against": "K1",
+        "model": "m",
+        "synthetic": True,
+        "context": 4096,
+        "conformance": {
+            "passed": False,
+            "passed_tests": 30,
+            "failed": {"AttentionMasksHoles@P16": "a hole leaked"},
+            "gaps": [],
+            "crash": "",
+        },
+        "decode": {**ratio, "arms": arms, "same_tokens": False},
+        "attention": {**ratio, "arms": regions},
+        "failed": [],
+        "void_blocks": 2,
+        "adopt_at": 1.1,
+        "note": trying.NOTE,
+    }
+    assert not trying.sound(document)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(trying.render(document))
+    said = console.export_text()
+    for part in (
+        "m (synthetic weights), 4,096 positions",
+        "30 passed, 1 failed",
+        "AttentionMasksHoles@P16: a hole leaked",
+        "0.85",
+        "1.200 times as fast [1.100, 1.300]",
+        "greedy tokens are not K1's",
+        "2 blocks were void",
+        "nothing is adopted",
+    ):
+        assert part in said, part
