@@ -458,9 +458,9 @@ def _noise(limits: dict[str, Any]) -> Finding:
     try:
         with exclusive("kvtrial doctor", wait=False):
             probe = probes.Probes(1)
-            steal = probes.StealMeter()
+            cpus = probes.CpuMeter(1)
             readings = [probe.measure() for _ in range(READINGS)]
-            seen = Noise(readings, steal.fraction())
+            seen = Noise(readings, cpus.steal_fraction())
             probe.close()
     except MachineHeld as held:
         return Finding(

@@ -59,7 +59,8 @@ def small(tmp_path, monkeypatch):
     registered = yaml.safe_load((config / "protocol.yaml").read_text(encoding="utf-8"))
     registered["decode_steps"] = 4
     registered["m1"] |= {"iterations": 2, "warmup_iterations": 1, "rotation_llc_multiple": 0}
-    registered["gates"] |= {"bandwidth_drift": 0.99, "spin_drift": 0.99, "steal_fraction": 0.99}
+    smoke = yaml.safe_load((config / "protocol-smoke.yaml").read_text(encoding="utf-8"))
+    registered["gates"] = smoke["gates"]  # no block is void
     (config / "protocol.yaml").write_text(yaml.safe_dump(registered), encoding="utf-8")
     monkeypatch.setattr(
         tempfile, "tempdir", str(tmp_path)

@@ -19,9 +19,9 @@ def log_attempt(
         store.artifact(stage_run, table)
     store.client.set_tag(stage_run, "kvtrial.attempt", str(int(rows["attempt"].max())))
     cell = ["candidate", "context", "sessions", "threads", "shape"]
-    for (name, context, sessions, threads, shape), own in rows[rows["candidate"] != "machine"].groupby(
-        cell
-    ):
+    for (name, context, sessions, threads, shape), own in rows[
+        rows["candidate"] != "machine"
+    ].groupby(cell):
         title = f"{stage} {name}" + (f" @{context}" if context else "")
         if sessions > 1 or threads > 1:
             title += f" {sessions}s{threads}t"
