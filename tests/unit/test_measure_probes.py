@@ -30,9 +30,9 @@ def test_read_takes_whole_strides_only():
 
 
 def test_fma_runs_every_round():
-    """x = x / 2 + 1 from 0 is 2 - 2 / 2**n after n rounds; ten chains are summed."""
-    assert _probes.fma(0.5, 1.0, 3) == 10 * (2 - 2 / 2**3)
-    assert _probes.fma(1.0, 1.0, 1000) == 10 * 1000
+    """x = x / 2 + 1 from c is 2 + (c - 2) / 2**n after n rounds, c from 1 to 10; they are summed."""
+    assert _probes.fma(0.5, 1.0, 3) == 10 * 2 + (55 - 20) / 2**3
+    assert _probes.fma(1.0, 1.0, 1000) == 10 * 1000 + 55
     assert _probes.FMA_FLOPS % 20 == 0
 
 

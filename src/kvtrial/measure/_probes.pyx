@@ -36,7 +36,7 @@ def read(const uint64_t[::1] data):
 
 
 def fma(float factor, float addend, size_t rounds):
-    """``rounds`` times x = x * factor + addend on every lane; ten times one lane's last x."""
+    """``rounds`` times x = x * factor + addend on ten chains, from 1 to 10 addends; a lane's sum."""
     cdef float x
     with nogil:
         x = probe_fma(factor, addend, rounds)

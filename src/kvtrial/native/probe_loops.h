@@ -49,16 +49,15 @@ static inline uint64_t probe_read(const uint64_t *data, size_t n)
 /* Floating-point operations of one round of probe_fma: ten chains hide the latency of one. */
 #define PROBE_FMA_FLOPS (10 * PROBE_LANES * 2)
 
+/* Each chain starts elsewhere: of equal ones the compiler would compute a single one. */
 static inline float probe_fma(float factor, float addend, size_t rounds)
 {
-    probe_float a0 = {0}, a1 = {0}, a2 = {0}, a3 = {0}, a4 = {0};
-    probe_float a5 = {0}, a6 = {0}, a7 = {0}, a8 = {0}, a9 = {0};
-    const probe_float f = a0 + factor, b = a0 + addend;
+    const probe_float f = (probe_float){0} + factor, b = (probe_float){0} + addend;
+    probe_float a0 = b, a1 = a0 + b, a2 = a1 + b, a3 = a2 + b, a4 = a3 + b;
+    probe_float a5 = a4 + b, a6 = a5 + b, a7 = a6 + b, a8 = a7 + b, a9 = a8 + b;
     for (size_t i = 0; i < rounds; i++) {
         a0 = a0 * f + b; a1 = a1 * f + b; a2 = a2 * f + b; a3 = a3 * f + b; a4 = a4 * f + b;
         a5 = a5 * f + b; a6 = a6 * f + b; a7 = a7 * f + b; a8 = a8 * f + b; a9 = a9 * f + b;
-        /* The chains are alike; without this the compiler would compute one of them. */
-        __asm__ volatile("" : : : "memory");
     }
     a0 += a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9;
     return a0[0];
