@@ -3,8 +3,10 @@ from libc.stdint cimport int32_t, int64_t
 from kvtrial.hot._kernel cimport kv_span, kv_span_fn
 from kvtrial.hot._rows cimport Format
 
+cdef int64_t partial_floats(int64_t queries, int64_t dim) noexcept nogil
+cdef void place_partial(kv_span *span, float *at) noexcept nogil
 cdef int attend_spans(
-    const kv_span *whole, kv_span_fn kernel, float *partials, int threads
+    const kv_span *whole, kv_span_fn kernel, float *work, int threads
 ) noexcept nogil
 cdef void join(
     float *top, float *total, float *output, const float *more_top, const float *more_total,

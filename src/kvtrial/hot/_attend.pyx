@@ -40,9 +40,20 @@ ctypedef struct Job:
     int failed
 
 
-cdef inline int64_t partial_floats(const kv_span *span) noexcept nogil:
-    """Floats of one span's partial: max, sum and output of every local query head."""
-    return <int64_t>span.kv_heads * span.group * (span.head_dim + 2)
+cdef int64_t partial_floats(int64_t queries, int64_t dim) noexcept nogil:
+    """Room of one partial: output, max and sum of so many query heads, in whole cache lines.
+
+    So each output begins a line, and a vector load or store of it touches one line, not two.
+    """
+    return (queries * (dim + 2) + 15) // 16 * 16
+
+
+cdef void place_partial(kv_span *span, float *at) noexcept nogil:
+    """Lets a span write its partial from ``at`` on, for all local query heads."""
+    cdef int64_t queries = <int64_t>span.kv_heads * span.group
+    span.output = at
+    span.max = at + queries * span.head_dim
+    span.sum = span.max + queries
 
 
 cdef void span_task(void *context, int64_t task) noexcept nogil:
@@ -50,15 +61,14 @@ cdef void span_task(void *context, int64_t task) noexcept nogil:
     cdef Job *job = <Job *>context
     cdef kv_span span = job.whole[0]
     cdef int64_t part = task // job.head_parts, first = (job.first_span + part) * KV_SPAN_SLOTS
-    cdef int64_t heads = span.kv_heads * span.group
     span.first_slot = max(span.first_slot, first)
     span.last_slot = min(span.last_slot, first + KV_SPAN_SLOTS)
     if job.head_parts > 1:
         span.first_head += <int32_t>(task % job.head_parts)
         span.last_head = span.first_head + 1
-    span.max = job.partials + part * partial_floats(&span)
-    span.sum = span.max + heads
-    span.output = span.sum + heads
+    place_partial(
+        &span, job.partials + part * partial_floats(span.kv_heads * span.group, span.head_dim)
+    )
     if job.kernel(&span):
         job.failed = 1
 
@@ -83,35 +93,37 @@ cdef void join(
 
 
 cdef int attend_spans(
-    const kv_span *whole, kv_span_fn kernel, float *partials, int threads
+    const kv_span *whole, kv_span_fn kernel, float *work, int threads
 ) noexcept nogil:
     """The partial over all of ``whole``, of any length, into its max, sum and output.
 
-    ``partials`` has room for one partial a span. Returns 0, or the kernel's failure.
+    ``work`` begins at a cache line and has room for one partial a span and one more, where the
+    queries are copied to: the caller's may lie across lines. Returns 0, or the kernel's failure.
     """
     cdef Job job
+    cdef kv_span aligned = whole[0], partial = whole[0]
     cdef int64_t spans, part, at, dim = whole.head_dim
     cdef int64_t first = whole.first_head * whole.group
     cdef int64_t heads = (whole.last_head - whole.first_head) * whole.group
-    cdef int64_t all_heads = whole.kv_heads * whole.group
-    cdef const float *partial
+    cdef int64_t room = partial_floats(whole.kv_heads * whole.group, dim)
     for at in range(first, first + heads):
         whole.max[at] = -INFINITY
         whole.sum[at] = 0
     memset(whole.output + first * dim, 0, heads * dim * sizeof(float))
     if whole.first_slot >= whole.last_slot or not heads:
         return 0
-    job.whole, job.kernel, job.partials, job.failed = whole, kernel, partials, 0
+    memcpy(work + first * dim, whole.q + first * dim, heads * dim * sizeof(float))
+    aligned.q = work
+    job.whole, job.kernel, job.partials, job.failed = &aligned, kernel, work + room, 0
     job.first_span = whole.first_slot // KV_SPAN_SLOTS
     spans = (whole.last_slot + KV_SPAN_SLOTS - 1) // KV_SPAN_SLOTS - job.first_span
     job.head_parts = whole.last_head - whole.first_head if threads > 1 else 1
     kv_parallel_for(span_task, &job, spans * job.head_parts, threads)
     for part in range(spans):
-        partial = partials + part * partial_floats(whole)
+        place_partial(&partial, job.partials + part * room)
         join(
             whole.max + first, whole.sum + first, whole.output + first * dim,
-            partial + first, partial + all_heads + first,
-            partial + 2 * all_heads + first * dim, heads, dim,
+            partial.max + first, partial.sum + first, partial.output + first * dim, heads, dim,
         )
     return job.failed
 

@@ -24,7 +24,7 @@ from kvtrial.contract import (
     StepIncomplete,
 )
 
-from kvtrial.hot._attend cimport attend_block, attend_spans
+from kvtrial.hot._attend cimport attend_block, attend_spans, partial_floats, place_partial
 from kvtrial.hot._door cimport (
     ascending,
     block_rows,
@@ -125,10 +125,10 @@ cdef class PagedStore:
                 pages, self.page_nbytes, self.stride, self.layers, self.tokens, self.base,
                 debug_poison,
             )
-            # A partial for each span of the longest layer, and the joined one.
+            # The joined partial, the queries, and a partial for each span of the longest layer.
             self._work = Region(
-                (self.pool.table_pages * self.tokens // KV_SPAN_SLOTS + 3)
-                * self.heads * self.group * (self.dim + 2) * sizeof(float)
+                (self.pool.table_pages * self.tokens // KV_SPAN_SLOTS + 4)
+                * partial_floats(self.heads * self.group, self.dim) * sizeof(float)
             )
         except PoolExhausted:
             self._ledger.release(self._reservation)
@@ -142,7 +142,6 @@ cdef class PagedStore:
     cdef kv_span whole(self, int64_t s, int64_t lay, const float *q, float scale) noexcept:
         """All rows and heads of a layer, with the joined partial in the store's work space."""
         cdef kv_span span
-        cdef int64_t queries = self.heads * self.group
         span.pool, span.page_bytes = self.pool.memory.data, self.page_nbytes
         span.page_ids, span.valid = self.pool.ids(s, lay), self.pool.words(s, lay)
         span.first_slot = 0
@@ -153,14 +152,13 @@ cdef class PagedStore:
         span.kv_heads = span.last_head = <int32_t>self.heads
         span.first_head = 0
         span.scale, span.q = scale, q + self.first_query * self.dim
-        span.max = <float *>self._work.data
-        span.sum = span.max + queries
-        span.output = span.sum + queries
+        place_partial(&span, <float *>self._work.data)
         return span
 
     cdef int attend_whole(self, const kv_span *span) except -1:
-        cdef float *partials = span.output + self.heads * self.group * self.dim
-        if attend_spans(span, self.kernel, partials, self.threads):
+        cdef float *work = <float *>self._work.data
+        work += partial_floats(self.heads * self.group, self.dim)
+        if attend_spans(span, self.kernel, work, self.threads):
             raise InvalidArgument("the kernel refused the span; see its own documentation")
         return 0
 
@@ -394,12 +392,10 @@ cdef class PagedSession:
         span.first_head = <int32_t>(first - <int64_t>own_first)
         span.last_head = <int32_t>(last - <int64_t>own_first)
         part = Partial.empty(store.q_heads, store.dim)
-        cdef float *partials = span.output + store.heads * store.group * store.dim
         span.max = <float *>cnp.PyArray_DATA(part.max) + store.first_query
         span.sum = <float *>cnp.PyArray_DATA(part.sum) + store.first_query
         span.output = <float *>cnp.PyArray_DATA(part.output) + store.first_query * store.dim
-        if attend_spans(&span, store.kernel, partials, store.threads):
-            raise InvalidArgument("the kernel refused the span; see its own documentation")
+        store.attend_whole(&span)
         return part
 
     def attend_block(self, layer, q, out, scale):

@@ -28,7 +28,7 @@ import rocksdict
 
 from kvtrial.contract import InvalidArgument, KVError, OutOfRange, Partial, PoolExhausted
 
-from kvtrial.hot._attend cimport attend_block, attend_spans
+from kvtrial.hot._attend cimport attend_block, attend_spans, partial_floats, place_partial
 from kvtrial.hot._door cimport (
     ascending,
     block_rows,
@@ -101,9 +101,9 @@ cdef class RocksStore(GaplessStore):
         self.value_bytes = 2 * self.tile
         self.page_nbytes, self.pages_total = self.heads * self.value_bytes, self.units_total
         pages = self.units(self.capacity)
-        # A partial for each span of a full layer, and the joined one.
-        spans = self.capacity // KV_SPAN_SLOTS + 3
-        partial = self.heads * self.group * (self.dim + 2) * sizeof(float)
+        # The joined partial, the queries, and a partial for each span of a full layer.
+        spans = self.capacity // KV_SPAN_SLOTS + 4
+        partial = partial_floats(self.heads * self.group, self.dim) * sizeof(float)
         try:
             self._pages = Region(pages * self.page_nbytes)
             self._tables = Region(pages * 16 + spans * partial)
@@ -111,9 +111,9 @@ cdef class RocksStore(GaplessStore):
             self.close()
             raise
         # The work space holds one layer, page after page; the span's end says which rows there are.
-        self._words = <uint64_t *>self._tables.data
+        self._partials = <float *>self._tables.data
+        self._words = <uint64_t *>(self._tables.data + spans * partial)
         self._ids = <int32_t *>(self._words + pages)
-        self._partials = <float *>(self._words + 2 * pages)
         for page in range(pages):
             self._words[page] = ~<uint64_t>0 >> (64 - self.tokens)
             self._ids[page] = <int32_t>page
@@ -284,7 +284,6 @@ cdef class RocksSession(GaplessSession):
         """All rows and heads of a layer, with the joined partial in the store's work space."""
         cdef kv_span span
         cdef RocksStore store = <RocksStore>self.store
-        cdef int64_t queries = store.heads * store.group
         span.pool, span.page_bytes = store._pages.data, store.page_nbytes
         span.page_ids, span.valid = store._ids, store._words
         span.first_slot, span.last_slot = 0, self.ends[lay]
@@ -293,20 +292,19 @@ cdef class RocksSession(GaplessSession):
         span.kv_heads = span.last_head = <int32_t>store.heads
         span.first_head = 0
         span.scale, span.q = scale, q + store.first_query * store.dim
-        span.max = store._partials
-        span.sum = span.max + queries
-        span.output = span.sum + queries
+        place_partial(&span, store._partials)
         return span
 
     cdef int run(self, int64_t lay, const kv_span *span) except -1:
         """Looks the span's pages up and attends to them."""
         cdef RocksStore store = <RocksStore>self.store
-        cdef int64_t queries = store.heads * store.group
+        cdef float *work = store._partials
+        work += partial_floats(store.heads * store.group, store.dim)
         store.look_up(
             self.generation, lay, span.first_slot // store.tokens, store.units(span.last_slot),
             self.ends[lay],
         )
-        if attend_spans(span, span_fp32, store._partials + queries * (store.dim + 2), 1):
+        if attend_spans(span, span_fp32, work, 1):
             raise InvalidArgument("the kernel refused the span; see native/kv_kernel.h")
         return 0
 
