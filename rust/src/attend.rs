@@ -1,13 +1,13 @@
 //! The attention kernel: one pass over the pages with an online softmax.
 //!
-//! Each page is read once for all query lanes of a KV head: the scores of a whole K tile, one new
-//! maximum and one rescale, then the V tile into registers. Positions are cut into spans of fixed
-//! size, which are merged in their order: the thread count changes who computes a span, never what.
+//! Each page is read once for all query lanes of a KV head, which is what `tile` does. Positions are cut
+//! into spans of fixed size, which are merged in their order: the thread count changes who computes a
+//! span, never what.
 
 use crate::fault::{Code, Fault};
 use crate::pool::Shape;
-use crate::simd::{F8, WIDTH};
 use crate::store::low_bits;
+use crate::tile::{exp, finite_or_zero, State, Tile, BAND};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -17,8 +17,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub const SPAN: usize = 1024;
 /// Query rows that share one pass over the pages.
 pub const BLOCK: usize = 8;
-/// Lanes that share the registers of one tile.
-const TILE: usize = 3;
 
 /// `kv_parallel_for`: runs `task(context, i)` for each i in [0, n) on up to `threads` threads, and
 /// returns when all are done.
@@ -77,36 +75,6 @@ impl Query {
             runs[n - 1].0 += group;
         }
         &runs[..n]
-    }
-}
-
-/// Running softmax of all lanes: maximum, sum, and the weighted V rows, not divided.
-#[derive(Clone, Copy)]
-pub struct State {
-    pub max: *mut f32,
-    pub sum: *mut f32,
-    pub acc: *mut f32,
-}
-
-impl State {
-    /// The state from lane `lane` on.
-    fn skip(self, lane: usize, stride: usize) -> State {
-        State {
-            max: self.max.wrapping_add(lane),
-            sum: self.sum.wrapping_add(lane),
-            acc: self.acc.wrapping_add(lane * stride),
-        }
-    }
-
-    fn floats(lanes: usize, stride: usize) -> usize {
-        lanes * (stride + 2)
-    }
-
-    /// # Safety
-    /// `at` is writable for `State::floats(lanes, stride)`.
-    unsafe fn at(at: *mut f32, lanes: usize, stride: usize) -> State {
-        // SAFETY: the three arrays fill the caller's space one after the other.
-        unsafe { State { acc: at, max: at.add(lanes * stride), sum: at.add(lanes * (stride + 1)) } }
     }
 }
 
@@ -300,23 +268,6 @@ unsafe fn finish(
     }
 }
 
-/// The same exponential as the tiles use.
-fn exp(x: f32) -> f32 {
-    let mut out = [0.0; WIDTH];
-    // SAFETY: `out` holds eight floats.
-    unsafe { F8::splat(x).exp().store(out.as_mut_ptr()) };
-    out[0]
-}
-
-/// What scores are compared with: where all of them are -inf, 0 keeps inf - inf away.
-fn finite_or_zero(max: f32) -> f32 {
-    if max == f32::NEG_INFINITY {
-        0.0
-    } else {
-        max
-    }
-}
-
 /// Attention of all lanes of `heads` over the entries `entries`, from an empty state.
 ///
 /// # Safety
@@ -339,7 +290,7 @@ pub unsafe fn attend_pages(
             *state.sum.add(lane) = 0.0;
             state.acc.add(lane * stride).write_bytes(0, stride);
         }
-        let mut scores = [[0.0_f32; 64]; TILE];
+        let mut scores = [[0.0_f32; 64]; BAND];
         for index in entries.clone() {
             let first = (index * shape.page_tokens) as i64;
             let mut runs = [(0, 0); BLOCK];
@@ -347,7 +298,7 @@ pub unsafe fn attend_pages(
             if pages.ids[index] < 0 || runs.is_empty() {
                 continue;
             }
-            let runs_start = per_head - runs.iter().map(|run| run.0).sum::<usize>();
+            let visible = runs.iter().map(|run| run.0).sum::<usize>();
             let page = page_of(pages.ids[index]);
             let following = match pages.ids.get(index + 1) {
                 Some(&id) if id >= 0 && index + 1 < entries.end => page_of(id),
@@ -361,232 +312,17 @@ pub unsafe fn attend_pages(
                 } else {
                     following.wrapping_add(shape.row_offset(heads.start, 0))
                 };
-                let mut tile = Tile {
-                    k: page.add(shape.row_offset(head, 0)),
-                    dim: shape.dim,
-                    stride,
-                    tokens: shape.page_tokens,
-                    mask: 0,
-                    scale: query.scale,
-                    next,
-                };
-                let mut lane = (head - heads.start) * per_head + runs_start;
+                let k = page.add(shape.row_offset(head, 0));
+                let mut tile = Tile::new(shape, k, query.scale, next, visible);
+                let mut lane = (head - heads.start) * per_head + per_head - visible;
                 for &(lanes, mask) in runs {
                     tile.mask = mask;
                     let end = lane + lanes;
                     while lane < end {
-                        // 4 lanes make two pairs rather than 3 and 1.
-                        let n = if end - lane == 4 { 2 } else { (end - lane).min(TILE) };
-                        match n {
-                            3 => tile.run::<3>(q, state, lane, &mut scores),
-                            2 => tile.run::<2>(q, state, lane, &mut scores),
-                            _ => tile.run::<1>(q, state, lane, &mut scores),
-                        }
-                        // Later lanes find the next tile under way.
-                        tile.next = std::ptr::null();
+                        let n = (end - lane).min(BAND);
+                        tile.attend(q.add(lane * stride), state.skip(lane, stride), n, &mut scores);
                         lane += n;
                     }
-                }
-            }
-        }
-    }
-}
-
-/// The K and V tile of one head in one page, for lanes that see the same slots.
-struct Tile {
-    k: *const f32,
-    dim: usize,
-    stride: usize,
-    tokens: usize,
-    mask: u64,
-    scale: f32,
-    /// Where the tile read after this one starts, or null.
-    next: *const f32,
-}
-
-impl Tile {
-    /// # Safety
-    /// The tile is readable, and lanes [lane, lane + N) lie in `q` and `state`.
-    #[inline(always)]
-    unsafe fn run<const N: usize>(
-        &self,
-        q: *const f32,
-        state: State,
-        lane: usize,
-        scores: &mut [[f32; 64]; TILE],
-    ) {
-        // SAFETY: passed on.
-        unsafe {
-            self.score::<N>(q.add(lane * self.stride), scores);
-            let rescale = self.weigh::<N>(scores, state, lane);
-            let acc = state.acc.add(lane * self.stride);
-            let mut column = 0;
-            while column + 4 * WIDTH <= self.stride {
-                self.gather::<N, 4>(acc, column, scores, &rescale);
-                column += 4 * WIDTH;
-            }
-            while column < self.stride {
-                self.gather::<N, 1>(acc, column, scores, &rescale);
-                column += WIDTH;
-            }
-        }
-    }
-
-    /// Asks for the line of the next tile that lies as far in as `offset` in this one.
-    #[inline(always)]
-    fn prefetch(&self, offset: usize) {
-        if !self.next.is_null() {
-            F8::prefetch(self.next.wrapping_add(offset));
-        }
-    }
-
-    /// Adds the products of 8 columns of 4 rows with N lanes.
-    #[inline(always)]
-    unsafe fn dot<const N: usize>(
-        &self,
-        quad: usize,
-        d: usize,
-        q: *const f32,
-        acc: &mut [[F8; 4]; N],
-        keep: impl Fn(F8) -> F8,
-    ) {
-        for r in 0..4 {
-            // SAFETY: the rows and columns lie in the tile; a lane of q is `stride` long.
-            unsafe {
-                let k = keep(F8::load(self.k.add((quad + r) * self.stride + d)));
-                for n in 0..N {
-                    acc[n][r] = acc[n][r].fma(k, F8::load(q.add(n * self.stride + d)));
-                }
-            }
-        }
-    }
-
-    /// Scores of all slots; those outside the mask get -inf, whatever lies there.
-    #[inline(always)]
-    unsafe fn score<const N: usize>(&self, q: *const f32, scores: &mut [[f32; 64]; TILE]) {
-        let stride = self.stride;
-        for quad in (0..self.tokens).step_by(4) {
-            let mut sums = [[f32::NEG_INFINITY; 4]; N];
-            if self.mask >> quad & 0xF != 0 {
-                let mut acc = [[F8::splat(0.0); 4]; N];
-                let whole = self.dim / WIDTH * WIDTH;
-                for d in (0..whole).step_by(WIDTH) {
-                    // SAFETY: rows [quad, quad + 4) and columns [d, d + 8) lie in the tile.
-                    unsafe { self.dot(quad, d, q, &mut acc, |k| k) };
-                }
-                if whole < self.dim {
-                    // Padding may hold anything, NaN included.
-                    let tail = self.dim - whole;
-                    // SAFETY: as above, since rows are padded to whole vectors.
-                    unsafe { self.dot(quad, whole, q, &mut acc, |k| k.first(tail)) };
-                }
-                for n in 0..N {
-                    sums[n] = F8::sum4(acc[n]).map(|x| x * self.scale);
-                }
-                for line in (0..4 * stride).step_by(16) {
-                    self.prefetch(quad * stride + line);
-                }
-            }
-            for n in 0..N {
-                // SAFETY: quad + 4 <= tokens <= 64.
-                unsafe { scores[n].as_mut_ptr().add(quad).cast::<[f32; 4]>().write(sums[n]) };
-            }
-        }
-        let mut hidden = !self.mask & low_bits(self.tokens);
-        while hidden != 0 {
-            let slot = hidden.trailing_zeros() as usize;
-            for lane in &mut scores[..N] {
-                lane[slot] = f32::NEG_INFINITY;
-            }
-            hidden &= hidden - 1;
-        }
-    }
-
-    /// Turns scores into weights and updates each lane's maximum and sum; returns the factors for what
-    /// was gathered before.
-    #[inline(always)]
-    unsafe fn weigh<const N: usize>(
-        &self,
-        scores: &mut [[f32; 64]; TILE],
-        state: State,
-        lane: usize,
-    ) -> [f32; N] {
-        let chunks = (0..self.tokens).step_by(WIDTH);
-        let mut rescale = [1.0; N];
-        // SAFETY: `tokens` is a multiple of eight, at most 64; the lanes lie in the state.
-        unsafe {
-            let mut tops = [F8::splat(f32::NEG_INFINITY); 4];
-            for n in 0..N {
-                for at in chunks.clone() {
-                    tops[n] = F8::load(scores[n].as_ptr().add(at)).max(tops[n]);
-                }
-            }
-            let tops = F8::max4(tops);
-            let mut sums = [F8::splat(0.0); 4];
-            for n in 0..N {
-                let before = *state.max.add(lane + n);
-                // f32::max leaves NaN out; a NaN score shows in the sum.
-                let max = before.max(tops[n]);
-                if max > before {
-                    rescale[n] = exp(before - max);
-                    *state.max.add(lane + n) = max;
-                }
-                let shift = F8::splat(finite_or_zero(max));
-                for at in chunks.clone() {
-                    let score = scores[n].as_mut_ptr().add(at);
-                    let weights = F8::load(score).sub(shift).exp();
-                    weights.store(score);
-                    sums[n] = sums[n].add(weights);
-                }
-            }
-            let sums = F8::sum4(sums);
-            for n in 0..N {
-                let sum = state.sum.add(lane + n);
-                *sum = *sum * rescale[n] + sums[n];
-            }
-        }
-        rescale
-    }
-
-    /// Adds the weighted V rows, C vectors from `column` on.
-    #[inline(always)]
-    unsafe fn gather<const N: usize, const C: usize>(
-        &self,
-        acc: *mut f32,
-        column: usize,
-        weights: &[[f32; 64]; TILE],
-        rescale: &[f32; N],
-    ) {
-        let stride = self.stride;
-        let v = self.k.wrapping_add(self.tokens * stride);
-        let at = |n: usize, c: usize| n * stride + column + c * WIDTH;
-        let mut sums = [[F8::splat(0.0); C]; N];
-        // SAFETY: slots of the mask and columns below stride lie in the tile and in the lanes.
-        unsafe {
-            for n in 0..N {
-                for c in 0..C {
-                    sums[n][c] = F8::load(acc.add(at(n, c))).mul(F8::splat(rescale[n]));
-                }
-            }
-            let mut left = self.mask;
-            while left != 0 {
-                let slot = left.trailing_zeros() as usize;
-                left &= left - 1;
-                let row = slot * stride + column;
-                let weight: [F8; N] = std::array::from_fn(|n| F8::splat(*weights[n].as_ptr().add(slot)));
-                for c in 0..C {
-                    let value = F8::load(v.add(row + c * WIDTH));
-                    for n in 0..N {
-                        sums[n][c] = sums[n][c].fma(weight[n], value);
-                    }
-                }
-                for line in (0..C * WIDTH).step_by(16) {
-                    self.prefetch(self.tokens * stride + row + line);
-                }
-            }
-            for n in 0..N {
-                for c in 0..C {
-                    sums[n][c].store(acc.add(at(n, c)));
                 }
             }
         }

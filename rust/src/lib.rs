@@ -1,8 +1,8 @@
 //! The native arm of kvtrial: a KV page pool and an attention kernel behind a C boundary.
 //!
 //! `memory` maps, `pool` counts pages, `store` keeps sessions and their tables, `rows`, `branch`,
-//! `restore` and `query` are the verbs, `attend` is the kernel over `simd`, `ffi` is the door, and `span`
-//! that of K4, whose pages are not ours.
+//! `restore` and `query` are the verbs, `attend` cuts attention into spans and `tile` is the kernel over
+//! `simd`, `ffi` is the door, and `span` that of K4, whose pages are not ours.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
@@ -23,3 +23,4 @@ mod rows;
 mod simd;
 mod span;
 mod store;
+mod tile;

@@ -1,12 +1,17 @@
 //! K4's door to the kernel: a span of pages that another owner holds (`kv_kernel.h`).
 
-use crate::attend::{attend_pages, Pages, Query, State};
+use crate::attend::{attend_pages, Pages, Query};
 use crate::pool::Shape;
+use crate::tile::State;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::slice;
 
 const MAX_GROUP: usize = 16;
 const MAX_HEAD_DIM: usize = 256;
+
+/// The rows of one group, each vector in one cache line.
+#[repr(align(64))]
+struct Rows([f32; MAX_GROUP * MAX_HEAD_DIM]);
 
 /// `kv_span`.
 #[repr(C)]
@@ -62,8 +67,8 @@ unsafe fn attend_span(span: &Span) {
     let pages = Pages { shape, base: span.pool.cast(), page_floats, ids, bits };
     let query =
         Query { rows: 1, start: span.first_slot, limit: span.last_slot, scale: span.scale };
-    let mut q = [0.0_f32; MAX_GROUP * MAX_HEAD_DIM];
-    let mut acc = [0.0_f32; MAX_GROUP * MAX_HEAD_DIM];
+    let Rows(q) = &mut Rows([0.0; MAX_GROUP * MAX_HEAD_DIM]);
+    let Rows(acc) = &mut Rows([0.0; MAX_GROUP * MAX_HEAD_DIM]);
     for head in span.first_head as usize..span.last_head as usize {
         // SAFETY: group and dim are inside the header's limits, and so the lanes inside q and acc;
         // the rows of this head lie in the caller's arrays.
