@@ -2,25 +2,33 @@
 
 One algorithm for three row formats, chosen by the fused type ``row_t``: float (fp32), uint16_t
 (fp16) and int8_t (q8_0); sums are FP32 in each. Pages are read once and in the order in which they
-lie in memory, K and V tile of each head in turn; while one tile is worked on, the lines of the next
-are asked for. A tile serves up to 3 query heads at a time:
+lie in memory, K and V tile of each head in turn. A tile serves all query heads of its group, two at
+a time (with three, sums, factors and a row fill all 16 registers, and the compiler spills):
 
-    scores    4 rows x 3 query heads in registers: a K vector serves all three heads
+    scores    4 rows x 2 query heads in registers: a K vector serves both heads
     softmax   one maximum and one rescale a tile, vector exp (native/simd.h states its error)
-    values    4 column vectors x 3 query heads in registers over the tile's rows
+    values    4 column vectors x 2 query heads in registers over the tile's rows
+
+All the while the lines of the next tile are asked for, at an even pace: each step of 4 rows asks
+for as much as its share of the tile's arithmetic, so that memory neither idles nor waits in line.
+
+The scores of q8_0 are integer: a query is rounded to 16 bits once a span, 2^-16 of its largest
+element, which is little beside the 2^-8 of the rows; 32 products of a block are exact, and their
+sum meets the block's scale as one float.
 
 Rows outside the mask score -inf whatever lies in them, and their V rows are not read. Padding lanes
 of the last K vector are cleared before they are used; those of V land in lanes that are not stored.
 """
 
 from libc.math cimport INFINITY, expf
-from libc.stdint cimport int8_t, int32_t, int64_t, uint16_t, uint64_t
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint16_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from kvtrial.hot._kernel cimport kv_span
 
 cdef extern from "simd.h" nogil:
     ctypedef float vector "kv_vf"
+    ctypedef int whole "kv_vi"
     vector kv_zero()
     vector kv_splat(float)
     vector kv_load(const float *)
@@ -39,6 +47,12 @@ cdef extern from "simd.h" nogil:
     float kv_hmax(vector)
     void kv_hsum4(float *, vector, vector, vector, vector, float scale)
     vector kv_exp(vector)
+    whole kv_load_int16(const int16_t *)
+    whole kv_widen_int8(const int8_t *)
+    whole kv_dot_int16(whole, whole)
+    whole kv_add_int(whole, whole)
+    vector kv_from_int(whole)
+    void kv_store_int16(int16_t *, vector)
     void kv_prefetch(const void *)
     int32_t kv_lowest_bit(uint64_t)
 
@@ -49,22 +63,37 @@ ctypedef fused row_t:
 
 cdef enum:
     LANES = 8  # as a step of range: literally, since Cython loops in C over nothing else
-    HEADS = 3  # query heads that share a row in registers
+    HEADS = 2  # query heads that share a row in registers
     ROWS = 64  # rows of the largest page
     BLOCKS = 8  # q8_0 blocks of the longest row
+    BLOCK_BYTES = 34
+    QUERY_ROOM = 16384  # int16 of the queries that a pass over the pages of q8_0 takes
 
 # K and V rows of one KV head in one page. What is constant while a kernel runs is here too, so that
 # it is inlined as one thing.
 ctypedef struct Tile:
     const unsigned char *k
     const unsigned char *v
-    const unsigned char *next  # the tile that is read after this one, or NULL
+    # Of the tile that is read next, lines before `asked` were asked for, those before `due` should be.
+    const unsigned char *asked
+    const unsigned char *due
     int64_t row_bytes
-    int32_t tokens, dim
+    int32_t ahead  # bytes to ask for while the group is done with a row; 0 without a next tile
+    int32_t tokens, dim, group
     uint64_t mask
     float scale
-    float[8 * 64] k_scales  # BLOCKS x ROWS, for q8_0
-    float[8 * 64] v_scales
+    # For q8_0: this head's queries as int16 (group, blocks * 32), their steps times `scale`, and the
+    # scales of the tile's rows.
+    const int16_t *q
+    const float *q_scales
+    float[8 * 64] row_scales  # BLOCKS x ROWS
+
+
+# The sums of a step: two heads, by 4 rows of K or 4 column vectors of V. Names rather than an array,
+# which the compiler would keep in memory wherever a loop over it is unrolled too late.
+ctypedef struct Sums:
+    vector a0, a1, a2, a3
+    vector b0, b1, b2, b3
 
 
 cdef inline vector load_row(const unsigned char *row, int32_t i, row_t format) noexcept nogil:
@@ -74,182 +103,316 @@ cdef inline vector load_row(const unsigned char *row, int32_t i, row_t format) n
     elif row_t is uint16_t:
         return kv_load_half(<const uint16_t *>row + LANES * i)
     else:
-        return kv_load_int8(<const int8_t *>row + 34 * (i >> 2) + 2 + LANES * (i & 3))
+        return kv_load_int8(
+            <const int8_t *>row + BLOCK_BYTES * (i >> 2) + 2 + LANES * (i & 3)
+        )
 
 
-cdef inline void read_scales(
-    const unsigned char *rows, const Tile *tile, float *scales
-) noexcept nogil:
-    """The q8_0 scales of a tile's rows (BLOCKS, ROWS)."""
-    cdef uint16_t[64] halves
-    cdef int32_t block, row
-    for block in range((tile.dim + 31) // 32):
-        for row in range(tile.tokens):
-            memcpy(halves + row, rows + row * tile.row_bytes + 34 * block, 2)
+cdef inline void read_scales(Tile *tile, const unsigned char *rows) noexcept nogil:
+    """The q8_0 scales of the rows of a K or V tile."""
+    cdef uint16_t[8 * 64] halves  # BLOCKS x ROWS
+    cdef int32_t block, row, blocks = (tile.dim + 31) // 32
+    for row in range(tile.tokens):
+        for block in range(blocks):
+            memcpy(halves + block * ROWS + row, rows + BLOCK_BYTES * block, 2)
+        rows += tile.row_bytes
+    for block in range(blocks):
         for row in range(0, tile.tokens, 8):
-            kv_store(scales + block * ROWS + row, kv_load_half(halves + row))
+            kv_store(
+                tile.row_scales + block * ROWS + row, kv_load_half(halves + block * ROWS + row)
+            )
 
 
-cdef inline void ask_for(const Tile *tile, int64_t offset, int64_t nbytes) noexcept nogil:
-    """Prefetches the lines that lie as far in the next tile as these bytes in this one."""
-    cdef int64_t line
-    if tile.next is not NULL:
-        for line in range(0, nbytes, 64):
-            kv_prefetch(tile.next + offset + line)
+cdef inline void ask_for(Tile *tile, int64_t nbytes) noexcept nogil:
+    """Prefetches lines of the next tile until ``nbytes`` more of it are asked for."""
+    tile.due += nbytes
+    while tile.asked < tile.due:
+        kv_prefetch(tile.asked)
+        tile.asked += 64
 
 
-cdef inline void score_columns(
-    const Tile *tile, int32_t row, const float *q, int32_t i, int32_t lanes, vector *sums,
-    int32_t heads, row_t format,
+cdef inline void spread(
+    vector x, vector f, vector g, vector *a, vector *b, int32_t heads
+) noexcept nogil:
+    """x times the factor of each head onto its sum."""
+    a[0] = kv_fma(x, f, a[0])
+    if heads > 1:
+        b[0] = kv_fma(x, g, b[0])
+
+
+cdef inline vector query_at(const float *q, int32_t lanes) noexcept nogil:
+    return kv_load(q) if lanes == LANES else kv_load_head(q, lanes)
+
+
+cdef inline vector key_at(
+    const unsigned char *row, int32_t i, int32_t lanes, row_t format
+) noexcept nogil:
+    # Padding may hold anything, NaN included.
+    return load_row(row, i, format) if lanes == LANES else kv_head(load_row(row, i, format), lanes)
+
+
+cdef inline void dot_columns(
+    const Tile *tile, const unsigned char *row, const float *q, int32_t i, int32_t lanes,
+    Sums *sums, int32_t heads, row_t format,
 ) noexcept nogil:
     """Adds the products of column vector i of 4 rows with each query head."""
-    cdef vector[3] query  # HEADS
-    cdef vector k
-    cdef int32_t h, r
-    for h in range(heads):
-        if lanes < LANES:
-            query[h] = kv_load_head(q + h * tile.dim + LANES * i, lanes)
-        else:
-            query[h] = kv_load(q + h * tile.dim + LANES * i)
-    for r in range(4):
-        k = load_row(tile.k + (row + r) * tile.row_bytes, i, format)
-        if row_t is int8_t:
-            k = kv_mul(k, kv_splat(tile.k_scales[(i >> 2) * ROWS + row + r]))
-        if lanes < LANES:
-            k = kv_head(k, lanes)
-        for h in range(heads):
-            sums[4 * h + r] = kv_fma(k, query[h], sums[4 * h + r])
+    cdef vector f = query_at(q + LANES * i, lanes), g = f
+    if heads > 1:
+        g = query_at(q + tile.dim + LANES * i, lanes)
+    spread(key_at(row, i, lanes, format), f, g, &sums.a0, &sums.b0, heads)
+    row += tile.row_bytes
+    spread(key_at(row, i, lanes, format), f, g, &sums.a1, &sums.b1, heads)
+    row += tile.row_bytes
+    spread(key_at(row, i, lanes, format), f, g, &sums.a2, &sums.b2, heads)
+    row += tile.row_bytes
+    spread(key_at(row, i, lanes, format), f, g, &sums.a3, &sums.b3, heads)
 
 
-cdef inline void score_rows(
-    const Tile *tile, const float *q, float *scores, int32_t heads, row_t format
+cdef inline whole block_dot(whole low, whole high, const int16_t *q) noexcept nogil:
+    """The products of 32 int8 and int16, in 8 sums."""
+    return kv_add_int(
+        kv_dot_int16(low, kv_load_int16(q)), kv_dot_int16(high, kv_load_int16(q + 16))
+    )
+
+
+cdef inline void dot_blocks(
+    const unsigned char *row, const float *scales, const int16_t *q, int32_t blocks,
+    vector *a, vector *b, int32_t heads,
 ) noexcept nogil:
-    """Scores of all rows for 1 to 3 query heads, which is a constant where this is inlined."""
-    cdef vector[12] sums
-    cdef int32_t row, i, h
-    cdef uint64_t hidden = ~tile.mask
+    """Adds the products of a q8_0 row with each query head."""
+    cdef int32_t block
+    cdef whole low, high
+    cdef vector scale
+    for block in range(blocks):
+        low = kv_widen_int8(<const int8_t *>row + 2)
+        high = kv_widen_int8(<const int8_t *>row + 18)
+        scale = kv_splat(scales[block * ROWS])
+        a[0] = kv_fma(scale, kv_from_int(block_dot(low, high, q)), a[0])
+        if heads > 1:
+            b[0] = kv_fma(scale, kv_from_int(block_dot(low, high, q + 32 * blocks)), b[0])
+        row += BLOCK_BYTES
+        q += 32
+
+
+cdef inline void score_heads(
+    Tile *tile, const float *q, float *scores, int32_t first, int32_t heads, row_t format
+) noexcept nogil:
+    """Scores of all rows for 1 or 2 query heads from ``first`` on, a constant where inlined."""
+    cdef Sums sums
+    cdef const unsigned char *at
+    cdef const float *scales
+    cdef const int16_t *q8
+    cdef const float *scale
+    cdef int32_t row, i, blocks = (tile.dim + 31) // 32
+    cdef int32_t pace = 4 * heads * tile.ahead // tile.group
+    cdef float[2] same  # HEADS
+    same[0] = same[1] = tile.scale
+    scale = same
+    if row_t is int8_t:
+        q8 = tile.q + first * 32 * blocks
+        scale = tile.q_scales + first
+    q += first * tile.dim
+    scores += first * ROWS
     for row in range(0, tile.tokens, 4):
+        ask_for(tile, pace)
         if not tile.mask >> row & 15:
             continue
-        for h in range(4 * heads):
-            sums[h] = kv_zero()
-        for i in range(tile.dim // LANES):
-            score_columns(tile, row, q, i, LANES, sums, heads, format)
-        if tile.dim % LANES:
-            score_columns(
-                tile, row, q, tile.dim // LANES, tile.dim % LANES, sums, heads, format
-            )
-        ask_for(tile, row * tile.row_bytes, 4 * tile.row_bytes)
-        for h in range(heads):
-            kv_hsum4(scores + h * ROWS + row, sums[4 * h], sums[4 * h + 1], sums[4 * h + 2],
-                     sums[4 * h + 3], tile.scale)
+        at = tile.k + row * tile.row_bytes
+        sums.a0 = sums.a1 = sums.a2 = sums.a3 = kv_zero()
+        sums.b0 = sums.b1 = sums.b2 = sums.b3 = kv_zero()
+        if row_t is int8_t:
+            scales = tile.row_scales + row
+            dot_blocks(at, scales, q8, blocks, &sums.a0, &sums.b0, heads)
+            at += tile.row_bytes
+            dot_blocks(at, scales + 1, q8, blocks, &sums.a1, &sums.b1, heads)
+            at += tile.row_bytes
+            dot_blocks(at, scales + 2, q8, blocks, &sums.a2, &sums.b2, heads)
+            at += tile.row_bytes
+            dot_blocks(at, scales + 3, q8, blocks, &sums.a3, &sums.b3, heads)
+        else:
+            for i in range(tile.dim // LANES):
+                dot_columns(tile, at, q, i, LANES, &sums, heads, format)
+            if tile.dim % LANES:
+                dot_columns(
+                    tile, at, q, tile.dim // LANES, tile.dim % LANES, &sums, heads, format
+                )
+        kv_hsum4(scores + row, sums.a0, sums.a1, sums.a2, sums.a3, scale[0])
+        if heads > 1:
+            kv_hsum4(scores + ROWS + row, sums.b0, sums.b1, sums.b2, sums.b3, scale[1])
+
+
+cdef inline void hide(const Tile *tile, float *scores) noexcept nogil:
+    """Rows outside the mask score -inf, whatever lies in them."""
+    cdef uint64_t hidden = ~tile.mask
+    cdef int32_t row, h
     if tile.tokens < 64:
         hidden &= ((<uint64_t>1) << tile.tokens) - 1
     while hidden:
         row = kv_lowest_bit(hidden)
         hidden &= hidden - 1
-        for h in range(heads):
+        for h in range(tile.group):
             scores[h * ROWS + row] = -INFINITY
 
 
 cdef inline void soften(
-    float *scores, int32_t tokens, float *top, float *total, float *output, int32_t dim
+    const Tile *tile, float *scores, float *top, float *total, float *output
 ) noexcept nogil:
-    """Scores of one query head become weights; where they raise its maximum, its output shrinks."""
-    cdef int32_t i
-    cdef float peak, keep = 1
-    cdef vector weights, most = kv_splat(-INFINITY), sums = kv_zero()
-    for i in range(0, tokens, 8):
-        # A NaN score is left out here, and shows in the sum.
-        most = kv_max(kv_load(scores + i), most)
-    peak = kv_hmax(most)
-    # -inf would make inf - inf of rows whose scores all are -inf.
-    if peak < -3.0e38:
-        peak = -3.0e38
-    if peak > top[0]:
-        keep = expf(top[0] - peak)
-        top[0] = peak
-        for i in range(dim):
-            output[i] *= keep
-    for i in range(0, tokens, 8):
-        weights = kv_exp(kv_sub(kv_load(scores + i), kv_splat(top[0])))
-        kv_store(scores + i, weights)
-        sums = kv_add(sums, weights)
-    total[0] = total[0] * keep + kv_hsum(sums)
+    """Scores become weights; where they raise a head's maximum, its output shrinks."""
+    cdef float[16] peaks  # KV_MAX_GROUP
+    cdef float keep
+    cdef int32_t h, i
+    cdef vector weights, most, sums
+    # All maxima first: one after the other, each exp would wait for its own.
+    for h in range(tile.group):
+        most = kv_splat(-INFINITY)
+        for i in range(0, tile.tokens, 8):
+            # A NaN score is left out here, and shows in the sum.
+            most = kv_max(kv_load(scores + h * ROWS + i), most)
+        peaks[h] = kv_hmax(most)
+    for h in range(tile.group):
+        # -inf would make inf - inf of rows whose scores all are -inf.
+        if peaks[h] < -3.0e38:
+            peaks[h] = -3.0e38
+        if peaks[h] > top[h]:
+            keep = expf(top[h] - peaks[h])
+            top[h] = peaks[h]
+            total[h] *= keep
+            for i in range(tile.dim):
+                output[h * tile.dim + i] *= keep
+        most = kv_splat(top[h])
+        sums = kv_zero()
+        for i in range(0, tile.tokens, 8):
+            weights = kv_exp(kv_sub(kv_load(scores + h * ROWS + i), most))
+            kv_store(scores + h * ROWS + i, weights)
+            sums = kv_add(sums, weights)
+        total[h] += kv_hsum(sums)
+
+
+cdef inline void add_row(
+    const Tile *tile, int64_t row, const float *weights, int32_t first, Sums *sums,
+    int32_t columns, int32_t heads, row_t format,
+) noexcept nogil:
+    """One weighted V row onto each head's column vectors from ``first`` on."""
+    cdef const unsigned char *at = tile.v + row * tile.row_bytes
+    cdef vector f = kv_splat(weights[row]), g = f
+    if heads > 1:
+        g = kv_splat(weights[ROWS + row])
+    spread(load_row(at, first, format), f, g, &sums.a0, &sums.b0, heads)
+    if columns == 4:
+        spread(load_row(at, first + 1, format), f, g, &sums.a1, &sums.b1, heads)
+        spread(load_row(at, first + 2, format), f, g, &sums.a2, &sums.b2, heads)
+        spread(load_row(at, first + 3, format), f, g, &sums.a3, &sums.b3, heads)
+
+
+cdef inline void load_sums(
+    const float *at, int32_t lanes, int32_t columns, vector *s0, vector *s1, vector *s2, vector *s3
+) noexcept nogil:
+    if columns == 4:
+        s0[0], s1[0] = kv_load(at), kv_load(at + LANES)
+        s2[0], s3[0] = kv_load(at + 2 * LANES), kv_load(at + 3 * LANES)
+    else:
+        s0[0] = kv_load_head(at, lanes)
+
+
+cdef inline void store_sums(
+    float *at, int32_t lanes, int32_t columns, vector s0, vector s1, vector s2, vector s3
+) noexcept nogil:
+    if columns == 4:
+        kv_store(at, s0)
+        kv_store(at + LANES, s1)
+        kv_store(at + 2 * LANES, s2)
+        kv_store(at + 3 * LANES, s3)
+    else:
+        kv_store_head(at, s0, lanes)
 
 
 cdef inline void add_values(
-    const Tile *tile, const float *weights, float *output, int32_t first, int32_t lanes,
+    Tile *tile, const float *weights, float *output, int32_t first, int32_t lanes,
     int32_t columns, int32_t heads, row_t format,
 ) noexcept nogil:
-    """Weighted V rows onto ``columns`` vectors of 1 to 3 heads, constants where inlined.
+    """Weighted V rows onto 4 column vectors or 1, of 1 or 2 heads: constants where inlined.
 
     Only a single column vector has less than 8 ``lanes``.
     """
-    cdef float[3 * 64] scaled  # HEADS x ROWS
-    cdef vector[12] sums
-    cdef vector[3] weight
-    cdef vector v
-    cdef const unsigned char *row
-    cdef float *at
-    cdef int64_t offset
-    cdef uint64_t left = tile.mask
-    cdef int32_t r, h, c
+    cdef float[2 * 64] scaled  # HEADS x ROWS
+    cdef Sums s
+    cdef uint64_t bits
+    cdef int32_t row, h, dim = tile.dim
+    cdef int32_t vectors = (dim + LANES - 1) // LANES
+    cdef int32_t pace = 4 * heads * columns * tile.ahead // (tile.group * vectors)
     if row_t is int8_t:
         for h in range(heads):
-            for r in range(0, tile.tokens, 8):
-                kv_store(scaled + h * ROWS + r, kv_mul(
-                    kv_load(weights + h * ROWS + r),
-                    kv_load(tile.v_scales + (first >> 2) * ROWS + r),
+            for row in range(0, tile.tokens, 8):
+                kv_store(scaled + h * ROWS + row, kv_mul(
+                    kv_load(weights + h * ROWS + row),
+                    kv_load(tile.row_scales + (first >> 2) * ROWS + row),
                 ))
         weights = scaled
-    for h in range(heads):
-        for c in range(columns):
-            at = output + h * tile.dim + LANES * (first + c)
-            sums[4 * h + c] = kv_load_head(at, lanes) if columns == 1 else kv_load(at)
-    while left:
-        r = kv_lowest_bit(left)
-        left &= left - 1
-        offset = r * tile.row_bytes
-        row = tile.v + offset
-        for h in range(heads):
-            weight[h] = kv_splat(weights[h * ROWS + r])
-        for c in range(columns):
-            v = load_row(row, first + c, format)
-            for h in range(heads):
-                sums[4 * h + c] = kv_fma(weight[h], v, sums[4 * h + c])
-        ask_for(
-            tile, tile.tokens * tile.row_bytes + offset + first * LANES * sizeof(row_t),
-            columns * LANES * sizeof(row_t),
-        )
-    for h in range(heads):
-        for c in range(columns):
-            at = output + h * tile.dim + LANES * (first + c)
-            if columns == 1:
-                kv_store_head(at, sums[4 * h + c], lanes)
-            else:
-                kv_store(at, sums[4 * h + c])
+    output += LANES * first
+    load_sums(output, lanes, columns, &s.a0, &s.a1, &s.a2, &s.a3)
+    if heads > 1:
+        load_sums(output + dim, lanes, columns, &s.b0, &s.b1, &s.b2, &s.b3)
+    for row in range(0, tile.tokens, 4):
+        ask_for(tile, pace)
+        bits = tile.mask >> row & 15
+        # Halves are quicker row by row: they need a register more.
+        if row_t is not uint16_t:
+            if bits == 15:
+                add_row(tile, row, weights, first, &s, columns, heads, format)
+                add_row(tile, row + 1, weights, first, &s, columns, heads, format)
+                add_row(tile, row + 2, weights, first, &s, columns, heads, format)
+                add_row(tile, row + 3, weights, first, &s, columns, heads, format)
+                continue
+        while bits:
+            add_row(tile, row + kv_lowest_bit(bits), weights, first, &s, columns, heads, format)
+            bits &= bits - 1
+    store_sums(output, lanes, columns, s.a0, s.a1, s.a2, s.a3)
+    if heads > 1:
+        store_sums(output + dim, lanes, columns, s.b0, s.b1, s.b2, s.b3)
 
 
-cdef inline void attend_heads(
-    const Tile *tile, const float *q, float *top, float *total, float *output, int32_t heads,
+cdef inline void add_columns(
+    Tile *tile, const float *weights, float *output, int32_t first, int32_t lanes, int32_t columns,
     row_t format,
 ) noexcept nogil:
-    """One tile into the running softmax of 1 to 3 query heads, a constant where this is inlined."""
-    cdef float[3 * 64] scores  # HEADS x ROWS
-    cdef int32_t h, i = 0, vectors = (tile.dim + LANES - 1) // LANES
-    score_rows(tile, q, scores, heads, format)
-    for h in range(heads):
-        soften(
-            scores + h * ROWS, tile.tokens, top + h, total + h, output + h * tile.dim, tile.dim
-        )
+    """Weighted V rows onto ``columns`` vectors of all heads."""
+    cdef int32_t g = 0, heads
+    cdef const float *mine
+    cdef float *out
+    while g < tile.group:
+        heads = min(tile.group - g, HEADS)
+        mine, out = weights + g * ROWS, output + g * tile.dim
+        if heads == 2:
+            add_values(tile, mine, out, first, lanes, columns, 2, format)
+        else:
+            add_values(tile, mine, out, first, lanes, columns, 1, format)
+        g += heads
+
+
+cdef inline void attend_tile(
+    Tile *tile, const float *q, float *top, float *total, float *output, row_t format
+) noexcept nogil:
+    """One tile into the running softmax of its group."""
+    cdef float[16 * 64] scores  # KV_MAX_GROUP x ROWS
+    cdef int32_t g = 0, i = 0, heads
+    if row_t is int8_t:
+        read_scales(tile, tile.k)
+    while g < tile.group:
+        heads = min(tile.group - g, HEADS)
+        if heads == 2:
+            score_heads(tile, q, scores, g, 2, format)
+        else:
+            score_heads(tile, q, scores, g, 1, format)
+        g += heads
+    hide(tile, scores)
+    soften(tile, scores, top, total, output)
+    if row_t is int8_t:
+        read_scales(tile, tile.v)
     while LANES * (i + 4) <= tile.dim:
-        add_values(tile, scores, output, i, LANES, 4, heads, format)
+        add_columns(tile, scores, output, i, LANES, 4, format)
         i += 4
-    while i < vectors:
-        add_values(
-            tile, scores, output, i, min(LANES, tile.dim - LANES * i), 1, heads, format
-        )
+    while LANES * i < tile.dim:
+        add_columns(tile, scores, output, i, min(LANES, tile.dim - LANES * i), 1, format)
         i += 1
 
 
@@ -274,41 +437,30 @@ cdef inline void attend_page(
 ) noexcept nogil:
     """All heads of a page; ``following`` is the page that is read next, or NULL."""
     cdef int64_t tile_bytes = span.page_tokens * span.row_bytes
-    cdef int32_t head, g, query, dim = span.head_dim
+    cdef int32_t head, query
+    cdef const int16_t *q = tile.q
+    cdef const float *q_scales = tile.q_scales
     for head in range(span.first_head, span.last_head):
         tile.k = page + head * 2 * tile_bytes
         tile.v = tile.k + tile_bytes
+        tile.ahead = <int32_t>span.row_bytes
         if head + 1 < span.last_head:
-            tile.next = tile.v + tile_bytes
+            tile.asked = tile.v + tile_bytes
         elif following is not NULL:
-            tile.next = following + span.first_head * 2 * tile_bytes
+            tile.asked = following + span.first_head * 2 * tile_bytes
         else:
-            tile.next = NULL
+            tile.ahead, tile.asked = 0, tile.k
+        tile.due = tile.asked
+        query = head * span.group
+        attend_tile(tile, span.q + query * span.head_dim, span.max + query, span.sum + query,
+                    span.output + query * span.head_dim, format)
         if row_t is int8_t:
-            read_scales(tile.k, tile, tile.k_scales)
-            read_scales(tile.v, tile, tile.v_scales)
-        g = 0
-        while g < span.group:
-            query = head * span.group + g
-            # 4 heads make two pairs rather than 3 and 1.
-            if span.group - g == 2 or span.group - g == 4:
-                attend_heads(tile, span.q + query * dim, span.max + query, span.sum + query,
-                             span.output + query * dim, 2, format)
-                g += 2
-            elif span.group - g == 1:
-                attend_heads(tile, span.q + query * dim, span.max + query, span.sum + query,
-                             span.output + query * dim, 1, format)
-                g += 1
-            else:
-                attend_heads(tile, span.q + query * dim, span.max + query, span.sum + query,
-                             span.output + query * dim, 3, format)
-                g += HEADS
-            # The next tile is under way for the group's other heads.
-            tile.next = NULL
+            tile.q += span.group * ((span.head_dim + 31) // 32 * 32)
+            tile.q_scales += span.group
+    tile.q, tile.q_scales = q, q_scales
 
 
-cdef inline int attend_span(const kv_span *span, row_t format) noexcept nogil:
-    cdef Tile tile
+cdef inline void attend_span(const kv_span *span, Tile *tile, row_t format) noexcept nogil:
     cdef const unsigned char *following
     cdef int64_t tokens = span.page_tokens, page
     cdef int32_t query, first = span.first_head * span.group, last = span.last_head * span.group
@@ -320,7 +472,7 @@ cdef inline int attend_span(const kv_span *span, row_t format) noexcept nogil:
         span.output + first * span.head_dim, 0, (last - first) * span.head_dim * sizeof(float)
     )
     tile.row_bytes, tile.tokens, tile.dim = span.row_bytes, span.page_tokens, span.head_dim
-    tile.scale = span.scale
+    tile.group, tile.scale = span.group, span.scale
     page = span.first_slot // tokens
     tile.mask = rows_of(span, page)
     for page in range(page, (span.last_slot + tokens - 1) // tokens):
@@ -330,25 +482,64 @@ cdef inline int attend_span(const kv_span *span, row_t format) noexcept nogil:
             if next_rows:
                 following = span.pool + span.page_ids[page + 1] * span.page_bytes
             attend_page(
-                span, span.pool + span.page_ids[page] * span.page_bytes, following, &tile, format
+                span, span.pool + span.page_ids[page] * span.page_bytes, following, tile, format
             )
         tile.mask = next_rows
-    return 0
 
 
 cdef int span_fp32(const kv_span *span) noexcept nogil:
     """FP32 rows."""
-    return attend_span(span, <float>0)
+    cdef Tile tile
+    attend_span(span, &tile, <float>0)
+    return 0
 
 
 cdef int span_fp16(const kv_span *span) noexcept nogil:
     """FP16 rows, FP32 sums."""
-    return attend_span(span, <uint16_t>0)
+    cdef Tile tile
+    attend_span(span, &tile, <uint16_t>0)
+    return 0
+
+
+cdef inline float round_query(const float *q, int16_t *rounded, int32_t dim) noexcept nogil:
+    """A query in int16, zeros behind it up to whole blocks; returns their step.
+
+    The step is NaN where an element is NaN or infinite, so that every score is.
+    """
+    cdef vector x, most = kv_splat(1e-30), odd = kv_zero()
+    cdef int32_t i
+    cdef float largest
+    for i in range(0, dim, 8):
+        x = kv_load_head(q + i, min(LANES, dim - i))
+        most = kv_max(kv_max(x, kv_sub(kv_zero(), x)), most)
+        odd = kv_fma(x, kv_zero(), odd)
+    largest = kv_hmax(most)
+    for i in range(0, (dim + 31) // 32 * 32, 8):
+        x = kv_load_head(q + i, min(LANES, max(dim - i, 0)))
+        kv_store_int16(rounded + i, kv_mul(x, kv_splat(32767 / largest)))
+    return largest / 32767 + kv_hsum(odd)
 
 
 cdef int span_q8(const kv_span *span) noexcept nogil:
-    """Q8_0 rows, FP32 sums."""
-    return attend_span(span, <int8_t>0)
+    """Q8_0 rows, FP32 sums; as many heads in a pass over the pages as there is room for queries."""
+    cdef int16_t[16384] rounded  # QUERY_ROOM
+    cdef float[512] q_scales  # of that many elements in blocks of 32
+    cdef Tile tile
+    cdef kv_span part = span[0]
+    cdef int32_t length = (span.head_dim + 31) // 32 * 32, query, first, n
+    tile.q, tile.q_scales = rounded, q_scales
+    while part.first_head < span.last_head:
+        part.last_head = min(
+            span.last_head, part.first_head + QUERY_ROOM // (length * span.group)
+        )
+        first, n = part.first_head * span.group, (part.last_head - part.first_head) * span.group
+        for query in range(n):
+            q_scales[query] = span.scale * round_query(
+                span.q + (first + query) * span.head_dim, rounded + query * length, span.head_dim
+            )
+        attend_span(&part, &tile, <int8_t>0)
+        part.first_head = part.last_head
+    return 0
 
 
 def exp_for_tests(float[::1] x, float[::1] out):
