@@ -78,6 +78,9 @@ test-all: setup model test-slurm test-browser  ## all tests
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)
 
+bench: setup  ## how near attention comes to the machine's ceilings, beside the committed figures
+	@$(PY) benchmarks/attention.py $(ARGS)
+
 lint: setup  ## style, types and the workflow's own checks
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy

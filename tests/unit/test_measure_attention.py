@@ -188,7 +188,7 @@ def test_regions_come_in_turn_and_none_twice_before_all_others():
     arm = attention.Arm("K1", None, [(a, 0), (a, 1), (b, 0), (b, 1)])
     queries = np.zeros((16, 6, 32), np.float32)
     for calls in (1, 2, 5):
-        attention._attend(arm, queries, queries[0], 1.0, calls)
+        attention.attend_ns(arm, queries, queries[0], 1.0, calls)
     ring = [(id(s), layer) for s, layer in arm.regions]
     assert taken == [ring[i % 4] for i in range(8)]
 

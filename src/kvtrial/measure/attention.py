@@ -144,7 +144,7 @@ def _open_arm(stack: contextlib.ExitStack, name: str, snapshot: Snapshot, spec: 
     return Arm(name, store, [(s, layer) for s in sessions for layer in range(layers)])
 
 
-def _attend(arm: Arm, queries: F32, out: F32, scale: float, calls: int) -> int:
+def attend_ns(arm: Arm, queries: F32, out: F32, scale: float, calls: int) -> int:
     """Nanoseconds of ``calls`` attention regions, one after the other in the rotation."""
     regions, at = arm.regions, arm.next_region
     n, q = len(regions), len(queries)
@@ -180,7 +180,7 @@ def interleave(
                 if iteration == 0:
                     note(name)
                 try:
-                    spent = _attend(arms[name], queries, out, scale, calls)
+                    spent = attend_ns(arms[name], queries, out, scale, calls)
                 except Exception as error:
                     rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
                     del arms[name]
@@ -260,9 +260,9 @@ def _in_cache(arm: Arm, queries: F32, spec: Spec) -> list[Row]:
     scale = 1.0 / math.sqrt(queries.shape[-1])
     alone = Arm(arm.name, arm.store, arm.regions[:1])
     with no_collection():
-        fastest = min(_attend(alone, queries, out, scale, 1) for _ in range(3))
+        fastest = min(attend_ns(alone, queries, out, scale, 1) for _ in range(3))
         calls = math.ceil(SHORTEST_ITERATION_NS / fastest)
-        times = [_attend(alone, queries, out, scale, calls) / calls for _ in range(10)]
+        times = [attend_ns(alone, queries, out, scale, calls) / calls for _ in range(10)]
     return [
         {"candidate": arm.name, "metric": "m1/in_cache_attention_ms", "index": i, "value": t / 1e6}
         for i, t in enumerate(times)
