@@ -66,7 +66,7 @@ cdef inline uint16_t best_step(const vector *x, uint16_t smallest) noexcept nogi
     """Of some halves from ``smallest`` up, the step with the least squared error over 32 elements.
 
     They all leave errors up to half a step, but how the elements fall between the steps differs:
-    the best of 16 takes a tenth off the error of the plain max / 127.
+    the best of 16 takes an eighth off the squared error of the plain max / 127.
     """
     cdef uint16_t best = smallest, half
     cdef float least = INFINITY, error, step
