@@ -113,7 +113,7 @@ HOT = [
         "softmax rescale: what was summed stays as it was",
         _K1,
         _SIMD,
-        "keep = expf(top[0] - peak)",
+        "keep = expf(top[h] - peaks[h])",
         "keep = 1",
         "AttentionMatchesReferenceInterpreter",
     ),
@@ -184,9 +184,9 @@ HOT = [
     _hot(
         "softmax rescale: what was summed stays as it was (Rust)",
         _RUST_KERNEL,
-        _RUST_ATTEND,
-        "rescale[n] = exp(before - max);",
-        "rescale[n] = 1.0;",
+        "rust/src/tile.rs",
+        "exp(*max - top)",
+        "1.0",
         "AttentionMatchesReferenceInterpreter",
     ),
     _hot(
