@@ -110,7 +110,8 @@ def test_a_kernel_that_remembers_instead_of_working_is_far_outside(snapshot, mon
     monkeypatch.setattr(attention, "_open_arm", open_arm)
     rows = attention.measure(spec_for(snapshot, ["A2", "K1"]), lambda name: None)
     assert max(values(rows, "m1/output_error", "A2")) <= 1
-    assert min(values(rows, "m1/output_error", "K1")) > 100
+    # What it remembers is right for the one pair of region and query that it worked on.
+    assert max(values(rows, "m1/output_error", "K1")) > 100
 
 
 def test_a_shape_that_no_model_has_is_measured_on_synthetic_rows(snapshot):

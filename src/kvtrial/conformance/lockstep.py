@@ -51,14 +51,16 @@ class Lockstep:
     ) -> tuple[bool, Any]:
         """Call the store; whether it did the verb, after checking that it was right to."""
         self.log.append(what)
-        must: Errors = refusal.must
+        must, may = refusal.must, refusal.may
         if not must and pages and self.trial.has(Capability.POOL):
             free = self.store.pages_free
             must = frozenset({PoolExhausted}) if pages > free else NONE
+        elif pages:
+            may |= {PoolExhausted}  # its bytes end somewhere, and the model can't know where
         try:
             got = real()
         except KVError as error:
-            allowed = must | refusal.may
+            allowed = must | may
             names = ", ".join(sorted(e.__name__ for e in allowed)) or "success"
             require(
                 isinstance(error, tuple(allowed)) if allowed else False,
