@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvtrial import reference
-from kvtrial.conformance.model import NONE, Errors, ModelSession, ModelStore, Refusal, Row, stacked
+from kvtrial.conformance.model import NONE, ModelSession, ModelStore, Refusal, Row, stacked
 from kvtrial.conformance.trial import Trial, require, require_attention
 from kvtrial.contract import (
     Capability,
