@@ -80,6 +80,6 @@ def test_the_trial_its_children_and_their_charts_are_shown(browser, server, run_
         time.sleep(0.2)
     browser.screenshot("mlflow-charts", whole=False)
 
-    browser.open(experiment, width=1400)
+    browser.open(f"{experiment}/runs", width=1400)
     shown(browser, "tiny-1")
     browser.screenshot("mlflow-runs", whole=False)

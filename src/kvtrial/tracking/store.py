@@ -24,6 +24,8 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 
 EXPERIMENT = "kvtrial"
+#: Makes the UI open on the table of runs, not on an overview of prompts and their cost.
+KIND = {"mlflow.experimentKind": "custom_model_development"}
 REBUILD = "python -m kvtrial.tracking rebuild RESULTS"
 MAX_PARAM, MAX_TAG = 6000, 8000
 _BATCH = 1000
@@ -80,7 +82,9 @@ class Store:
         location = (self.results.resolve() / "mlartifacts").as_uri() if local else None
         found = self.client.get_experiment_by_name(EXPERIMENT)
         if found is None:
-            return str(self.client.create_experiment(EXPERIMENT, artifact_location=location))
+            return str(
+                self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=KIND)
+            )
         if local and found.artifact_location != location:
             raise StoreUnusable(
                 f"{database(self.results)} keeps its artifacts at {found.artifact_location}: the "
