@@ -188,11 +188,14 @@ def test_how_a_stage_ended_is_what_its_run_says(
 
     monkeypatch.setattr(sys, "argv", ["m2", "--run-dir", str(run_dir)])
     before = signal.getsignal(signal.SIGTERM)
+    # A shell starts what runs in its background with SIGINT ignored, the tests among it.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(ValueError if signalled is None else SystemExit) as ended:
             common.exit_tracked("m2", main)
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
     (run,) = _runs(run_dir, level="stage", stage="m2")
     assert (run.info.status, run.data.tags["kvtrial.why"]) == (status, why)
     if signalled is not None:
