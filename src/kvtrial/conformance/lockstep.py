@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvtrial import reference
-from kvtrial.conformance.model import NONE, ModelSession, ModelStore, Refusal, Row, stacked
+from kvtrial.conformance.model import ModelSession, ModelStore, Refusal, Row, stacked
 from kvtrial.conformance.trial import Trial, require, require_attention
 from kvtrial.contract import (
     Capability,
@@ -52,11 +52,11 @@ class Lockstep:
         """Call the store; whether it did the verb, after checking that it was right to."""
         self.log.append(what)
         must, may = refusal.must, refusal.may
-        if not must and pages and self.trial.has(Capability.POOL):
-            free = self.store.pages_free
-            must = frozenset({PoolExhausted}) if pages > free else NONE
-        elif pages:
-            may |= {PoolExhausted}  # its bytes end somewhere, and the model can't know where
+        if not must and pages and self.store.pages_total:
+            if pages > self.store.pages_free:
+                must = frozenset({PoolExhausted})
+            elif not self.trial.has(Capability.POOL):
+                may |= {PoolExhausted}  # without a shared pool a layer may have an end of its own
         try:
             got = real()
         except KVError as error:
