@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import psutil
 
 from kvtrial import build, events, gates, machine, models, paths, protocol
@@ -70,7 +69,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Noise:
-    """What a short probe saw: ``readings`` in turn, and the share of CPU time that was stolen."""
+    """What a short probe saw: ``readings`` in turn, two a moment; share of CPU time stolen."""
 
     readings: Sequence[probes.Reading]
     steal_fraction: float | None
@@ -273,13 +272,10 @@ def load(average: float) -> Finding:
 def noise(seen: Noise, limits: dict[str, Any]) -> Finding:
     """Whether blocks would be valid now, by the rule that judges them."""
     rows = events.to_frame(_probe_rows(seen))
-    moves = {
-        metric: _move(rows.loc[rows["metric"] == metric, "value"])
-        for metric in ("probe/spin_ms", "probe/read_gb_per_s")
-    }
+    moments = list(zip(seen.readings[::2], seen.readings[1::2]))
     value = {
-        "spin_move": moves["probe/spin_ms"],
-        "bandwidth_move": moves["probe/read_gb_per_s"],
+        "spin_move": gates.move([min(a.spin_ms, b.spin_ms) for a, b in moments]),
+        "bandwidth_move": gates.move([max(a.read_gb_per_s, b.read_gb_per_s) for a, b in moments]),
         "steal_fraction": seen.steal_fraction,
         "read_gb_per_s": max(reading.read_gb_per_s for reading in seen.readings),
         "fma_gflop_per_s": max(reading.fma_gflop_per_s for reading in seen.readings),
@@ -313,10 +309,6 @@ def _probe_rows(seen: Noise) -> list[dict[str, Any]]:
     if seen.steal_fraction is not None:
         rows.append(events.event("probe/steal_fraction", value=seen.steal_fraction))
     return rows
-
-
-def _move(values: pd.Series[float]) -> float:
-    return float(values.max() / values.min() - 1.0)
 
 
 def _gb(n_bytes: float) -> str:

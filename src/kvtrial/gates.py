@@ -6,7 +6,7 @@ itself only. How the arms compare with each other has no say, and nothing is tri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,13 +71,31 @@ class Judged:
         return count["void"] / max(1, count["valid"] + count["void"])
 
 
-def void_reason(block_rows: pd.DataFrame, limits: dict[str, Any]) -> str | None:
-    """Why a block is void, or None. ``block_rows``: the rows of one trial of one block.
+def move(readings: Sequence[float]) -> float:
+    """How far a probe moved across a block: from its first reading to its last, or between two arms.
 
     Between two arms the machine is probed twice, after the one and before the next, moments apart:
     the better of the two is the reading there, so that a probe which was itself interrupted does
-    not void a block. The move is that of the largest reading over the smallest.
+    not void a block. What an arm had is the mean of the readings before and after it. The largest
+    of all readings over the smallest would not do: even without any drift it grows with their
+    number, so a block of many arms would be void for having many arms.
+
+    Parameters
+    ----------
+    readings : sequence of float, one before each arm and one after the last
+
+    Returns
+    -------
+    float
+        The larger over the smaller, less 1.
     """
+    arms = np.convolve(readings, [0.5, 0.5], "valid")
+    pairs = ((readings[0], readings[-1]), (arms.min(), arms.max()))
+    return max(float(max(pair) / min(pair)) for pair in pairs) - 1.0
+
+
+def void_reason(block_rows: pd.DataFrame, limits: dict[str, Any]) -> str | None:
+    """Why a block is void, or None. ``block_rows``: the rows of one trial of one block."""
     # Plain arrays: a run has hundreds of trials, and each is asked a dozen questions.
     columns = {name: block_rows[name].to_numpy() for name in _LOOKED_AT}
     for metric, drift in DRIFTS.items():
@@ -88,8 +106,7 @@ def void_reason(block_rows: pd.DataFrame, limits: dict[str, Any]) -> str | None:
         if not len(values) or not (values > 0).all():
             return f"no usable {drift.word} probe"
         moments = (columns["place"] + columns["index"])[own]
-        readings = [drift.better(values[moments == moment]) for moment in np.unique(moments)]
-        moved = float(max(readings) / min(readings) - 1.0)
+        moved = move([drift.better(values[moments == moment]) for moment in np.unique(moments)])
         if moved > limits[drift.gate]:
             return f"{drift.word} moved by {moved:.1%}; at most {limits[drift.gate]:.0%} is allowed"
     for metric, (gate, text) in CEILINGS.items():

@@ -85,7 +85,24 @@ def test_an_interrupted_probe_between_two_arms_voids_nothing_but_a_slow_machine_
 
     assert moved(5.0, 10.0) is None
     assert moved(10.0, 5.0) is None
-    assert "read bandwidth moved by 100.0%" in str(moved(5.0, 5.0))
+    slow = [10.0, 10.0, 5.0, 5.0]
+    assert "read bandwidth moved by 100.0%" in str(reason(block(read_gb_per_s=slow)))
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        ([10.0, 12.0], 0.2),  # one arm: from before it to after it
+        ([12.0, 10.0], 0.2),
+        ([10.0, 12.0, 10.0, 8.0, 10.0], 11 / 9 - 1),  # arms at 11, 11, 9, 9; the ends agree
+        ([10.0, 11.0, 10.0, 11.0, 10.0, 11.0, 10.0], 0.0),  # wandering alike around each arm
+        ([10.0, 10.0, 10.0, 13.0], 0.3),  # the ends, where the arms are at 10, 10, 11.5
+    ],
+)
+def test_a_move_is_between_the_ends_or_between_two_arms(
+    readings: list[float], expected: float
+) -> None:
+    assert gates.move(readings) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("metric", ["env/OMP_NUM_THREADS", "env/affinity"])
