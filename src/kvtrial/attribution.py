@@ -1,5 +1,4 @@
-"""Where the difference comes from: the registered hypotheses, the profiles, direct write, A/A; and the
-control."""
+"""Where the difference comes from: the registered hypotheses, profiles, direct write; and the control."""
 
 from __future__ import annotations
 
@@ -9,10 +8,6 @@ from typing import Any
 import pandas as pd
 
 from kvtrial.contrasts import Measured, cell_key, contrast, digits, unpaired_contrast
-
-#: The two arms of stage ``aa``: one candidate, registered twice.
-AA_ARMS = ("first", "second")
-
 
 def hypotheses(measured: Measured, shape: str, protocol: dict[str, Any]) -> list[dict[str, Any]]:
     """Each registered contrast wherever it was measured.
@@ -80,24 +75,6 @@ def profiles(
         )
         found[name] = {"default_allowed": not why_not, "reasons": why_not, "against_K1": gain}
     return found
-
-
-def same_twice(valid_rows: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
-    """A/A: one candidate registered twice. Its ratio is 1, and the interval should cover it.
-
-    ``covers_1`` is None where nothing was measured. One interval in twenty misses by chance.
-    """
-    rows = valid_rows[(valid_rows["stage"] == "aa") & (valid_rows["metric"] == "m2/step_ms")]
-    # Both decode equally many steps, so the ratio of tokens/s is that of the times the other way up.
-    seconds: dict[str, dict[int, float]] = {arm: {} for arm in AA_ARMS}
-    for (arm, block), own in rows.groupby(["candidate", "block"])["value"]:
-        seconds[str(arm)][int(block)] = float(own.sum()) / 1e3
-    ratio = contrast(seconds[AA_ARMS[0]], seconds[AA_ARMS[1]], protocol)
-    covers = None
-    if ratio["ratio"] is not None:
-        low, high = ratio["ci95"]
-        covers = low <= 1.0 <= high
-    return {"candidate": protocol["aa"]["candidate"], "covers_1": covers, **ratio}
 
 
 def control(valid_rows: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ from kvtrial import (
     integrity,
     parity,
     rule,
+    same_twice,
 )
 from kvtrial import protocol as registered
 from kvtrial.break_even import restore_against_recompute
@@ -107,14 +108,16 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "machine": facts["machine"],
         "build_id": facts["build_id"],
         "hot": hot_tier.decide(measured, trials, reasons, protocol, integrity.binaries(chosen)),
-        "characteristics": characteristics.of_run(
-            measured,
-            trials,
-            rule.tested(protocol["decision"]["challengers"], reasons),
-            eligibility.comparators(reasons, protocol),
-            protocol,
-        ),
-        "aa": attribution.same_twice(trials.valid_rows, protocol),
+        "characteristics": {
+            **characteristics.of_run(
+                measured,
+                trials,
+                rule.tested(protocol["decision"]["challengers"], reasons),
+                eligibility.comparators(reasons, protocol),
+                protocol,
+            ),
+            "aa": same_twice.of_run(trials, protocol),
+        },
         "parity": parity_result,
         "eligibility": reasons,
         "attempts": attempts,

@@ -48,11 +48,22 @@ def _error_rates(found: dict[str, Any]) -> Any:
 
 
 def _same_twice(found: dict[str, Any]) -> Text:
-    """The A/A result in a line."""
+    """The A/A result in a line, the false adoptions that its noise implies in another."""
     said = f"A/A, {found['candidate']} registered twice: {_ratio(found)}"
-    if found["covers_1"] is None:
+    if found["ratio"] is None:
         return Text(said)
-    return Text(f"{said} over {found['n_blocks']} blocks; {_covers(found)}")
+    said += f" over {found['n_blocks']} blocks; {_covers(found)}"
+    said += "; the rule " + ("ADOPTS an arm over itself" if found["adopts"] else "adopts neither")
+    implied = found["false_adoption"]
+    if implied["adopt_probability"] is None:
+        return Text(f"{said}\nIts noise was not simulated: {implied['reason']}")
+    chances = ", ".join(
+        f"{chance:.2%} ± {error:.2%} at {improvement:.1%}"
+        for improvement, chance, error in zip(
+            implied["true_improvement"], implied["adopt_probability"], implied["standard_error"]
+        )
+    )
+    return Text(f"{said}\nChance of adopting under its noise, by true improvement: {chances}")
 
 
 def _covers(found: dict[str, Any]) -> str:
@@ -118,7 +129,7 @@ def render(verdict: dict[str, Any]) -> Group:
         parts.append(table)
 
     parts.append(_error_rates(verdict["characteristics"]))
-    parts.append(_same_twice(verdict["aa"]))
+    parts.append(_same_twice(verdict["characteristics"]["aa"]))
     if verdict["hypotheses"]:
         parts.append(_attribution(verdict["hypotheses"]))
     for row in verdict["skipped"]:

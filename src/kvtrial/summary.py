@@ -55,6 +55,7 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
             f"| {contrast['challenger']} | {contrast['incumbent']} | {contrast['ratio']:.3f} | "
             f"{low:.3f} to {high:.3f} | {contrast['n_blocks']} |"
         )
+    lines += ["", "### Error rates", "", *_error_rates(verdict["characteristics"])]
     out = {name: reasons for name, reasons in verdict["eligibility"].items() if reasons}
     if out:
         lines += ["", "### Not eligible to win", ""]
@@ -67,6 +68,34 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
         "The page with all figures is the artifact `report.html`; tables are in `tables/`.",
     ]
     return "\n".join(lines)
+
+
+def _error_rates(found: dict[str, Any]) -> list[str]:
+    """What was simulated and what A/A measured, a line each."""
+    if found["adopt_probability"] is None:
+        simulated = f"- Not simulated: {found['reason']}."
+    else:
+        at = found["true_improvement"].index(found["adopt_at"])
+        simulated = (
+            f"- {found['challenger']} under this run's noise: adopted in "
+            f"{found['adopt_probability'][at]:.2%} of simulated runs at a true improvement of exactly "
+            f"{found['adopt_at']:.0%}; the claim is at most {found['claim_familywise']:.1%}."
+        )
+    aa = found["aa"]
+    measured = f"- A/A, {aa['candidate']} registered twice: "
+    if aa["ratio"] is None:
+        return [simulated, f"{measured}{aa['problem']}."]
+    low, high = aa["ci95"]
+    measured += f"ratio {aa['ratio']:.4f} [{low:.4f}, {high:.4f}] over {aa['n_blocks']} blocks, which "
+    measured += "covers 1" if aa["covers_1"] else "does not cover 1, as one run in twenty by chance"
+    implied = aa["false_adoption"]
+    if implied["adopt_probability"] is not None:
+        measured += (
+            f"; under its noise {implied['adopt_probability'][0]:.2%} of simulated runs adopt at no "
+            f"improvement, {implied['adopt_probability'][-1]:.2%} at exactly "
+            f"{implied['true_improvement'][-1]:.0%}"
+        )
+    return [simulated, f"{measured}."]
 
 
 def _shown(value: float | None) -> str:
@@ -114,11 +143,29 @@ def verdict_metrics(verdict: dict[str, Any]) -> dict[str, float]:
         rates.get("true_improvement", []), rates["adopt_probability"] or []
     ):
         found[f"characteristics/adopt_probability_at_{improvement:.3f}"] = chance
-    aa = verdict["aa"]
-    if aa["ratio"] is not None:
-        found |= {"aa/ratio": aa["ratio"], "aa/covers_1": float(aa["covers_1"])}
-        found |= {"aa/ratio.low": aa["ci95"][0], "aa/ratio.high": aa["ci95"][1]}
+    found |= _same_twice(rates["aa"])
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _same_twice(aa: dict[str, Any]) -> dict[str, float | None]:
+    """A/A's metrics, beside those of the simulated error rates."""
+    if aa["ratio"] is None:
+        return {}
+    name = "characteristics/aa"
+    found: dict[str, float | None] = {
+        f"{name}_ratio": aa["ratio"],
+        f"{name}_ratio.low": aa["ci95"][0],
+        f"{name}_ratio.high": aa["ci95"][1],
+        f"{name}_blocks": float(aa["n_blocks"]),
+        f"{name}_covers_1": float(aa["covers_1"]),
+        f"{name}_adopts": float(aa["adopts"]),
+    }
+    implied = aa["false_adoption"]
+    for improvement, chance in zip(
+        implied.get("true_improvement", []), implied["adopt_probability"] or []
+    ):
+        found[f"{name}_adopt_probability_at_{improvement:.3f}"] = chance
+    return found
 
 
 def _cell(row: dict[str, Any]) -> str:

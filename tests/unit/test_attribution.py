@@ -1,4 +1,4 @@
-"""The hypotheses at each context and head shape, threads against threads, and A/A."""
+"""The hypotheses at each context and head shape, threads against threads, and the control."""
 
 from __future__ import annotations
 
@@ -8,29 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
-from trial_events import REGISTERED, flat, row, trial, with_rows
+from trial_events import REGISTERED, block_rows, flat, row, trial, with_rows
 
 from kvtrial.decide import decide
 
 BASE = flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=20.0)
-PROBES = {"probe/read_gb_per_s": 10.0, "probe/spin_ms": 50.0}
-
-
-def block_rows(stage: str, metric: str, values: dict[str, list[float]], **at: Any) -> list[Any]:
-    """One value a block and arm, on a quiet machine."""
-    blocks = len(next(iter(values.values())))
-    rows = [
-        row(stage, metric, candidate=name, block=b, value=v, **at)
-        for name, own in values.items()
-        for b, v in enumerate(own)
-    ]
-    rows += [
-        row(stage, probe, block=b, index=index, value=value, **at)
-        for probe, value in PROBES.items()
-        for b in range(blocks)
-        for index in (0, 1)
-    ]
-    return rows
 
 
 def test_attention_is_attributed_at_every_head_shape() -> None:
@@ -75,29 +57,6 @@ def test_threads_are_compared_by_processes_that_share_none() -> None:
     assert [math.log(b) for b in h5["ci95"]] == pytest.approx(
         tuple(theirs.confidence_interval(0.95)), rel=1e-9
     )
-
-
-def test_the_same_twice_is_judged_by_its_interval() -> None:
-    def aa(second: float) -> dict[str, Any]:
-        noise = [0.01, -0.01] * 3
-        times = {"first": [20.0] * 6, "second": [20.0 * second * math.exp(x) for x in noise]}
-        rows = block_rows("aa", "m2/step_ms", times, context=4096)
-        return decide(with_rows(trial(BASE), rows), REGISTERED).data["aa"]
-
-    fair = aa(1.0)
-    assert fair["ratio"] == pytest.approx(1.0, rel=1e-9)
-    assert fair["n_blocks"] == 6
-    assert fair["covers_1"] is True
-    assert fair["candidate"] == "K1"
-    tilted = aa(1.05)  # a slot effect that did not cancel
-    assert tilted["ratio"] == pytest.approx(1 / 1.05, rel=1e-9)
-    assert tilted["covers_1"] is False
-
-
-def test_an_aa_that_was_not_measured_says_so() -> None:
-    found = decide(trial(BASE), REGISTERED).data["aa"]
-    assert (found["covers_1"], found["ratio"]) == (None, None)
-    assert found["problem"] == "no valid blocks"
 
 
 def test_the_control_has_a_figure_and_no_say() -> None:

@@ -116,3 +116,20 @@ def scattered(**ms: float) -> dict[str, dict[int, list[float]]]:
         }
         for step, (name, value) in enumerate(ms.items(), start=1)
     }
+
+
+def block_rows(stage: str, metric: str, values: dict[str, list[float]], **at: Any) -> list[Any]:
+    """One value a block and arm of a measuring stage, on a quiet machine."""
+    blocks = len(next(iter(values.values())))
+    rows = [
+        row(stage, metric, candidate=name, block=b, value=v, **at)
+        for name, own in values.items()
+        for b, v in enumerate(own)
+    ]
+    rows += [
+        row(stage, probe, block=b, index=index, value=value, **at)
+        for probe, value in (("probe/read_gb_per_s", 10.0), ("probe/spin_ms", 50.0))
+        for b in range(blocks)
+        for index in (0, 1)
+    ]
+    return rows

@@ -9,6 +9,7 @@ rule verdict:
             "hot_tier.py",
             "rule.py",
             "stats.py",
+            "same_twice.py",
             "contrasts.py",
             "attribution.py",
             "characteristics.py",

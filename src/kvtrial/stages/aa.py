@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrial.attribution import AA_ARMS
+from kvtrial.same_twice import ARMS
 from kvtrial.stages import m2
 from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_blocks
 from kvtrial.stages.progress import Progress
@@ -21,8 +21,8 @@ def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
     same = stage.protocol["aa"]["candidate"]
     return {
         **m2.block_spec(stage, block),
-        "baseline": AA_ARMS[0],
-        "stands_for": dict.fromkeys(AA_ARMS, same),
+        "baseline": ARMS[0],
+        "stands_for": dict.fromkeys(ARMS, same),
     }
 
 
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         planned = [
             block
             for cell in primary
-            for block in blocks(cell, rules["blocks"], list(AA_ARMS), seed)
+            for block in blocks(cell, rules["blocks"], list(ARMS), seed)
             if runs
         ]
         estimated = stage.estimated(attempt, planned, gated=True)
