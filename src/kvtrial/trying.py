@@ -20,11 +20,12 @@ import pandas as pd
 
 from kvtrial import build, candidates, events, gates, models, paths, protocol, selection, workload
 from kvtrial.conformance import isolated
-from kvtrial.contract import CandidateNotBuilt
+from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.contrasts import Measured, contrast, digits
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.stores import shape_of
 from kvtrial.run import ConfigError, write_text
+from kvtrial.stages import conformance as suite
 from kvtrial.stages import m1, m2
 from kvtrial.stages import workload as snapshots
 from kvtrial.stages.common import Block, Stage, blocks, run_blocks
@@ -145,10 +146,16 @@ def _say(text: str) -> None:
 
 
 def _conformance(stage: Stage, name: str) -> dict[str, Any]:
-    """What the suite says, with the words of each failure; the longest part that has no bar."""
-    _say(f"1 of 3: conformance of {name}, about a minute")
+    """What the suite says, with the words of each failure."""
+    _say(f"1 of 3: conformance of {name}")
     out = stage.run_dir / "conformance" / f"{name}.json"
-    found = isolated.run_isolated(name, out, timeout_s=CONFORMANCE_TIMEOUT_S)
+    with (
+        Progress("conformance", suite.units([name], PAGE_TOKENS)) as progress,
+        suite.followed(progress, name, PAGE_TOKENS) as on_outcome,
+    ):
+        found = isolated.run_isolated(
+            name, out, timeout_s=CONFORMANCE_TIMEOUT_S, on_outcome=on_outcome
+        )
     by_status: dict[str, dict[str, str]] = {"passed": {}, "failed": {}, "gap": {}}
     for test, sizes in found["outcomes"].items():
         for page_tokens, outcome in sizes.items():

@@ -34,3 +34,24 @@ def test_an_unknown_candidate_is_typed(tmp_path: Path) -> None:
     with pytest.raises(UnknownCandidate, match=r"registered: .*K1"):
         run_isolated("K99", tmp_path / "K99.json")
     assert not (tmp_path / "K99.json").exists()
+
+
+def test_each_outcome_is_told_as_it_comes(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+    asked = ("KvAppendRequiresOwner", "KvStepsGoLayerByLayer")
+    document = run_isolated(
+        "K1",
+        tmp_path / "K1.json",
+        (16, 32),
+        tests=asked,
+        on_outcome=lambda test, page_tokens: told.append((test, page_tokens)),
+    )
+    assert told == [(test, page_tokens) for page_tokens in (16, 32) for test in asked]
+    assert {test: set(found) for test, found in document["outcomes"].items()} == dict.fromkeys(
+        asked, {"16", "32"}
+    )
+
+
+def test_a_process_that_says_nothing_any_more_is_ended_in_time(tmp_path: Path) -> None:
+    document = run_isolated("K1", tmp_path / "K1.json", timeout_s=0.01)
+    assert (document["passed"], document["crash"]) == (False, "not finished after 0.01 s")

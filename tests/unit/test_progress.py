@@ -57,3 +57,24 @@ def test_an_estimate_is_corrected_by_what_blocks_took(
         "m2: b1 done, 100% of all, about 0 s left",
         "m2: took 2 min",
     ]
+
+
+def test_units_that_run_side_by_side_count_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with module.Progress("conformance", {"K0 at P=16": 1.0, "K1 at P=16": 1.0}) as progress:
+        progress.within("K0 at P=16", 0.5)
+        now[0] = 20.0
+        progress.within("K1 at P=16", 0.3)
+        now[0] = 30.0
+        progress.done("K0 at P=16")
+        now[0] = 44.0
+        progress.within("K1 at P=16", 0.5)  # said too little time ago
+        progress.done("K1 at P=16")
+    assert capsys.readouterr().err.splitlines() == [
+        "conformance: K1 at P=16 at 30%, 40% of all, about 30 s left",
+        "conformance: K0 at P=16 done, 65% of all, about 16 s left",
+        "conformance: K1 at P=16 done, 100% of all, about 0 s left",
+    ]

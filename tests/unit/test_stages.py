@@ -12,7 +12,9 @@ import trial_events
 import yaml
 
 from kvtrial import cli, events, machine
+from kvtrial.conformance import TESTS
 from kvtrial.stages import adopt, conformance
+from kvtrial.stages.progress import Progress
 from kvtrial.stages.verdict import write_verdict
 
 RUST_WINS = trial_events.flat(K0=100.0, A1=80.0, A2=70.0, K1=50.0, K2=40.0, K3=40.0)
@@ -143,6 +145,40 @@ def test_outcomes_of_the_suite_become_events():
     ]
     assert list(table["value"].fillna(-1)) == [1, 0, -1, 0]
     assert set(table["candidate"]) == {"K1"}
+
+
+def test_the_suite_says_which_candidate_and_page_size_is_done(tmp_path, monkeypatch, capsys):
+    """One candidate passes, one ends half way through its second page size."""
+    reached = {"K1": (16, 32), "K3": (16,)}
+
+    def suite(name, out, page_tokens, *, on_outcome):
+        for p in reached[name]:
+            for test in TESTS:
+                on_outcome(test.name, p)
+        if name == "K3":
+            on_outcome(TESTS[0].name, 32)
+        return {
+            "candidate": name,
+            "passed": name == "K1",
+            "failed": [],
+            "crash": "" if name == "K1" else "ended by SIGSEGV: nothing on stderr",
+            "outcomes": {},
+        }
+
+    monkeypatch.setattr(conformance.isolated, "run_isolated", suite)
+    units = conformance.units(["K1", "K3"], (16, 32))
+    with Progress("conformance", units) as progress:
+        for name in ("K1", "K3"):
+            conformance.try_candidate(name, tmp_path / f"{name}.json", (16, 32), progress)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(", about")[0] for line in lines] == [
+        "conformance: K1 at P=16 done, 25% of all",
+        "conformance: K1 at P=32 done, 50% of all",
+        "conformance: K1 passed",
+        "conformance: K3 at P=16 done, 75% of all",
+        "conformance: K3 at P=32 done (not finished), 100% of all",
+        "conformance: K3 FAILED: ended by SIGSEGV: nothing on stderr",
+    ]
 
 
 def test_an_arm_without_a_usable_time_is_a_dash_in_the_written_pages(tmp_path):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kvtrial import build
 from kvtrial.conformance.suite import Outcome, Status
 from kvtrial.contract import PAGE_TOKENS, Candidate
 from kvtrial.measure import allocations
+
+#: What `kvtrial.conformance.__main__` says of a test.
+_OUTCOME = re.compile(r"(?:passed|failed|gap) +P=(?P<page_tokens>\d+) (?P<test>\w+)")
 
 
 def result(candidate: Candidate, outcomes: list[Outcome], crash: str = "") -> dict[str, Any]:
@@ -63,6 +71,7 @@ def run_isolated(
     page_tokens: tuple[int, ...] = PAGE_TOKENS,
     tests: tuple[str, ...] = (),
     timeout_s: float = 1800,
+    on_outcome: Callable[[str, int], None] | None = None,
 ) -> dict[str, Any]:
     """Run the suite on the registered candidate ``name`` in a fresh process.
 
@@ -78,6 +87,8 @@ def run_isolated(
         Names of tests; none for all.
     timeout_s : float
         Seconds after which the process is ended and the candidate has failed.
+    on_outcome : callable, optional
+        Told the name and the page size of each test as it ends, from a thread of its own.
 
     Returns
     -------
@@ -92,24 +103,55 @@ def run_isolated(
     pages = ",".join(str(p) for p in page_tokens)
     command = [sys.executable, "-m", "kvtrial.conformance", name, str(out), "--page-tokens", pages]
     command += ["--tests", *tests] if tests else []
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
+    code, stderr = _run(command, timeout_s, on_outcome)
+    if code is None:
         crash = f"not finished after {timeout_s:g} s"
+    elif out.is_file():
+        document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return document
     else:
-        if out.is_file():
-            document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-            return document
-        crash = _ending(done.returncode, done.stderr)
+        crash = _ending(code, stderr)
     document = result(candidates.get(name), [], crash)
     write(out, document)
     return document
+
+
+def _run(
+    command: list[str], timeout_s: float, on_outcome: Callable[[str, int], None] | None
+) -> tuple[int | None, str]:
+    """A process's status, None where it did not end in time, and what it wrote to stderr."""
+    # It would start itself once more to count allocations, if it did not come to count them.
+    environment = {**os.environ, **(allocations.preload_environment() or {})}
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
+        # Beside, so that a process that says nothing any more is ended in time too.
+        listener = threading.Thread(target=_listen, args=(process.stdout, on_outcome))
+        listener.start()
+        code: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout_s)
+        finally:
+            process.kill()  # nothing where it has ended
+            process.wait()
+            listener.join()
+            process.stdout.close()
+        errors.seek(0)
+        return code, errors.read()
+
+
+def _listen(said: IO[str], on_outcome: Callable[[str, int], None] | None) -> None:
+    for line in said:
+        if on_outcome is not None and (found := _OUTCOME.match(line)):
+            on_outcome(found["test"], int(found["page_tokens"]))
 
 
 def _ending(code: int, stderr: str) -> str:

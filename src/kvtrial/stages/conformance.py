@@ -10,14 +10,17 @@ crashes or was not built costs its own column, not the run.
 from __future__ import annotations
 
 import argparse
-import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from kvtrial import build, candidates, events, protocol
-from kvtrial.conformance import isolated
+from kvtrial.conformance import TESTS, isolated
 from kvtrial.stages.common import exit_tracked
+from kvtrial.stages.progress import Progress
 
 _VALUES = {"passed": 1.0, "failed": 0.0, "gap": float("nan")}
 
@@ -41,17 +44,49 @@ def outcome_events(document: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def try_candidate(name: str, out: Path, page_tokens: tuple[int, ...]) -> list[dict[str, Any]]:
+def _unit(name: str, page_tokens: int) -> str:
+    return f"{name} at P={page_tokens}"
+
+
+def units(names: Iterable[str], page_tokens: tuple[int, ...]) -> dict[str, float]:
+    """The suite's units for `Progress`: a candidate at one page size."""
+    return {_unit(name, p): 1.0 for name in names for p in page_tokens}
+
+
+@contextmanager
+def followed(
+    progress: Progress, name: str, page_tokens: tuple[int, ...]
+) -> Iterator[Callable[[str, int], None]]:
+    """Tell ``progress`` how far a candidate is: the body hands what this gives to `run_isolated`."""
+    ended: Counter[int] = Counter()
+
+    def on_outcome(test: str, p: int) -> None:
+        ended[p] += 1
+        if ended[p] < len(TESTS):
+            progress.within(_unit(name, p), ended[p] / len(TESTS))
+        else:
+            progress.done(_unit(name, p))
+
+    yield on_outcome
+    for p in page_tokens:
+        if ended[p] < len(TESTS):
+            progress.done(_unit(name, p), "not finished")
+
+
+def try_candidate(
+    name: str, out: Path, page_tokens: tuple[int, ...], progress: Progress
+) -> list[dict[str, Any]]:
     """Write one candidate's JSON and return its rows; none for one that was not built."""
     candidate = candidates.get(name)
     if candidate.not_built is not None:
         document = isolated.result(candidate, [], f"not built: {candidate.not_built}")
         isolated.write(out, document)
-        print(f"conformance: {name} is not built: {candidate.not_built}", file=sys.stderr)
+        progress.say(f"{name} is not built: {candidate.not_built}")
         return []
-    document = isolated.run_isolated(name, out, page_tokens)
-    said = "passed" if document["passed"] else "FAILED " + ", ".join(document["failed"])
-    print(f"conformance: {name} {said} {document['crash']}", file=sys.stderr)
+    with followed(progress, name, page_tokens) as on_outcome:
+        document = isolated.run_isolated(name, out, page_tokens, on_outcome=on_outcome)
+    why = ", ".join(filter(None, [*document["failed"], document["crash"]]))
+    progress.say(f"{name} passed" if document["passed"] else f"{name} FAILED: {why}")
     return outcome_events(document)
 
 
@@ -64,13 +99,18 @@ def main(argv: list[str] | None = None) -> int:
     build.refuse_stale()
     registered = protocol.load(args.run_dir / "protocol.json")
     folder = args.run_dir / "conformance"
+    page_tokens = tuple(registered["conformance"]["page_tokens"])
+    entrants = protocol.entrants(registered)
+    built = [name for name in entrants if candidates.get(name).not_built is None]
     rows = [events.event("attempt/complete", value=1.0)]
     # Threads only wait for processes here. Nothing is timed, so candidates may run side by side.
-    with ThreadPoolExecutor(args.jobs) as pool:
-        page_tokens = tuple(registered["conformance"]["page_tokens"])
+    with (
+        Progress("conformance", units(built, page_tokens)) as progress,
+        ThreadPoolExecutor(args.jobs) as pool,
+    ):
         for found in pool.map(
-            lambda name: try_candidate(name, folder / f"{name}.json", page_tokens),
-            protocol.entrants(registered),
+            lambda name: try_candidate(name, folder / f"{name}.json", page_tokens, progress),
+            entrants,
         ):
             rows += found
     common = {

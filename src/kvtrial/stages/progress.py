@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ LOG_EVERY_S = 15.0
 
 
 class Progress:
-    """Says what is done and what is left.
+    """Says what is done and what is left. Units may be reported from several threads.
 
     Parameters
     ----------
@@ -28,9 +29,11 @@ class Progress:
         self._title = title
         self.in_seconds = in_seconds
         self._left = dict(weights)
+        self._shares: dict[str, float] = {}  # of units begun; what is not in `_left` does not count
         self._finished = 0.0
         self._start = time.monotonic()
         self._said = self._start
+        self._lock = threading.RLock()
         self._bar: Any = None
         if sys.stderr.isatty():
             from rich.console import Console
@@ -49,6 +52,11 @@ class Progress:
     @property
     def _total(self) -> float:
         return self._finished + sum(self._left.values())
+
+    @property
+    def _completed(self) -> float:
+        begun = (share * self._left.get(unit, 0.0) for unit, share in self._shares.items())
+        return self._finished + sum(begun)
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
@@ -72,35 +80,40 @@ class Progress:
     def say(self, text: str) -> None:
         """One line above the bar, or in the log."""
         line = f"{self._title}: {text}"
-        if self._bar is not None:
-            self._bar.console.print(line, highlight=False, markup=False)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        with self._lock:
+            if self._bar is not None:
+                self._bar.console.print(line, highlight=False, markup=False)
+            else:
+                print(line, file=sys.stderr, flush=True)
 
     def within(self, unit: str, share: float) -> None:
         """A long unit is done to this share; in a log at most one line in `LOG_EVERY_S`."""
         now = time.monotonic()
-        finished = self._finished + share * self._left.get(unit, 0.0)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=finished)
-        elif now - self._said >= LOG_EVERY_S and share < 1:
-            self._said = now
-            self._say_share(finished, f"{unit} at {share:.0%}")
+        with self._lock:
+            self._shares[unit] = share
+            if self._bar is not None:
+                self._bar.update(self._task, completed=self._completed)
+            elif now - self._said >= LOG_EVERY_S and share < 1:
+                self._said = now
+                self._say_share(f"{unit} at {share:.0%}")
 
     def done(self, unit: str, remark: str = "") -> None:
         """A unit is finished."""
-        self._finished += self._left.pop(unit, 0.0)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._finished)
-            if not remark:
-                return
-        self._say_share(self._finished, f"{unit} done{f' ({remark})' if remark else ''}")
+        with self._lock:
+            self._finished += self._left.pop(unit, 0.0)
+            self._shares.pop(unit, None)
+            if self._bar is not None:
+                self._bar.update(self._task, completed=self._completed)
+                if not remark:
+                    return
+            self._said = time.monotonic()
+            self._say_share(f"{unit} done{f' ({remark})' if remark else ''}")
 
-    def _say_share(self, finished: float, what: str) -> None:
-        total = self._total
-        share = finished / total if total else 1.0
+    def _say_share(self, what: str) -> None:
+        total, completed = self._total, self._completed
+        share = completed / total if total else 1.0
         if self.in_seconds:
-            left = total - finished
+            left = total - completed
         else:
             spent = time.monotonic() - self._start
             left = spent * (1 - share) / share if share > 0 else 0.0
