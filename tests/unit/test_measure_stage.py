@@ -189,7 +189,8 @@ def test_what_another_pipeline_has_done_is_no_failure(monkeypatch, tmp_path, cap
     def main():
         raise DoneElsewhere("another process has finished m2")
 
-    monkeypatch.setattr(common.tracking, "begin_stage", lambda *a: None)
+    for verb in ("begin_stage", "leave_stage"):
+        monkeypatch.setattr(common.tracking, verb, lambda *a: None)
     monkeypatch.setattr(sys, "argv", ["m2", "--run-dir", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         common.exit_tracked("m2", main)

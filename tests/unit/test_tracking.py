@@ -220,6 +220,43 @@ def test_a_stage_that_died_without_a_word_is_marked_by_the_next(run_dir: Path) -
     assert states == ["KILLED", "RUNNING", "RUNNING"]
 
 
+def test_what_another_pipeline_did_is_its_run_and_ours_is_no_longer_running(
+    run_dir, monkeypatch, capsys
+) -> None:
+    """Both have begun; the first finishes the stage, the second finds it done."""
+
+    def as_process(name: str) -> None:
+        monkeypatch.setattr(tracking, "_this_process", lambda: f"{name} 1 1.00")
+
+    for name in ("first", "second"):
+        as_process(name)
+        tracking.begin_stage(run_dir, "m2")
+    as_process("first")
+    tracking.finish_stage(run_dir, "m2")
+
+    def main() -> int:
+        raise common.DoneElsewhere("another process has finished m2")
+
+    as_process("second")
+    monkeypatch.setattr(common.tracking, "begin_stage", lambda *a: None)  # it has
+    monkeypatch.setattr(sys, "argv", ["m2", "--run-dir", str(run_dir)])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit):
+            common.exit_tracked("m2", main)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "m2: another process has finished m2" in capsys.readouterr().err
+    runs = {r.data.tags["kvtrial.process"]: r for r in _runs(run_dir, level="stage", stage="m2")}
+    first, second = runs["first 1 1.00"], runs["second 1 1.00"]
+    assert (first.info.status, second.info.status) == ("FINISHED", "FINISHED")
+    assert second.data.tags["kvtrial.why"] == "another process has finished m2"
+    arms = _runs(run_dir, level="arm", stage="m2")
+    assert {a.data.tags["mlflow.parentRunId"] for a in arms} == {first.info.run_id}
+    (parent,) = _runs(run_dir, level="trial")
+    assert parent.data.tags["kvtrial.run_of.m2"] == first.info.run_id
+
+
 def test_a_process_number_used_again_is_another_process() -> None:
     mine = tracking._this_process()
     host, number, started = mine.split()

@@ -66,6 +66,7 @@ def exit_tracked(name: str, main: Callable[[], int]) -> None:
         try:
             code = main()
         except DoneElsewhere as done:
+            tracking.leave_stage(run_dir, name, str(done))
             print(f"{name}: {done}", file=sys.stderr)
             return 0
         except KeyboardInterrupt as error:

@@ -62,9 +62,9 @@ def begin_stage(run_dir: Path, stage: str) -> None:
 
 @_never_costs_a_verdict
 def stop_stage(run_dir: Path, stage: str, status: str, why: str) -> None:
-    """End the stage's open run, and the trial's, as FAILED or KILLED, with the reason as a tag."""
+    """End this process's run of the stage, and the trial's, as FAILED or KILLED, with the reason as a tag."""
     with Store.held(run_dir) as store:
-        for run_id in _open_runs(store, stage):
+        for run_id in _own_runs(store, stage):
             store.end(run_id, status, why)
         store.end(store.parent_id, status)
 
@@ -73,7 +73,7 @@ def stop_stage(run_dir: Path, stage: str, status: str, why: str) -> None:
 def finish_stage(run_dir: Path, stage: str) -> None:
     """Log the stage's newest attempt as child runs and end its run as FINISHED."""
     with Store.held(run_dir) as store:
-        run_id = next(iter(_open_runs(store, stage)), None) or store.stage(stage)
+        run_id = next(iter(_own_runs(store, stage)), None) or store.stage(stage)
         table = run_dir / "events" / f"{stage}.parquet"
         if stage == "peers":  # beside the trial: it has a comparison of its own and no attempts
             records.log_peers(store, run_id)
@@ -85,14 +85,29 @@ def finish_stage(run_dir: Path, stage: str) -> None:
 
 
 @_never_costs_a_verdict
+def leave_stage(run_dir: Path, stage: str, why: str) -> None:
+    """End this process's run of a stage that another process has done: FINISHED, with the reason as a tag
+    and without figures. The trial links to the other's run again."""
+    with Store.held(run_dir) as store:
+        own = _own_runs(store, stage)
+        for run_id in own:
+            store.end(run_id, "FINISHED", why)
+        others = [run.info.run_id for run in store.find(level="stage", stage=stage)]
+        if left := [run_id for run_id in others if run_id not in own]:
+            store.link(stage, left[0])
+
+
+@_never_costs_a_verdict
 def log_verdict(run_dir: Path) -> None:
     """Write the verdict into the trial's run: description, tags, metrics, figures and tables."""
     with Store.held(run_dir) as store:
         records.log_verdict(store)
 
 
-def _open_runs(store: Store, stage: str) -> list[str]:
-    runs = store.find(level="stage", stage=stage)
+def _own_runs(store: Store, stage: str) -> list[str]:
+    """Runs of the stage that this process has begun and not ended. Another pipeline on the trial may have
+    begun one too."""
+    runs = store.find(level="stage", stage=stage, process=_this_process())
     return [run.info.run_id for run in runs if run.info.status == "RUNNING"]
 
 
@@ -113,4 +128,11 @@ def _alive(process: str) -> bool:
         return False
 
 
-__all__ = ["begin_stage", "finish_stage", "log_verdict", "stop_stage", "tracking_uri"]
+__all__ = [
+    "begin_stage",
+    "finish_stage",
+    "leave_stage",
+    "log_verdict",
+    "stop_stage",
+    "tracking_uri",
+]

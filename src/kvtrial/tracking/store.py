@@ -125,8 +125,12 @@ class Store:
         """A new run for an attempt at a stage; the parent links to the newest one."""
         parent = {"mlflow.parentRunId": self.parent_id}
         run_id = self._create(stage, parent, level="stage", stage=stage, **tags)
-        self.client.set_tag(self.parent_id, f"{RUN_OF}{stage}", run_id)
+        self.link(stage, run_id)
         return run_id
+
+    def link(self, stage: str, run_id: str) -> None:
+        """Let the trial's run point at this one as its stage's."""
+        self.client.set_tag(self.parent_id, f"{RUN_OF}{stage}", run_id)
 
     def arm(self, name: str, parent: str, **tags: str) -> str:
         """A new run for one candidate in one cell, below its stage's."""
