@@ -265,7 +265,7 @@ def test_a_clock_that_stands_still_fails_the_arm(run, model, monkeypatch):
         "warmup_steps": 1,
         "decode_steps": 2,
         "seed": 1,
-        "probe": False,
+        "probes": None,
     }
     (row,) = block.measure(spec, lambda name: None)
     assert row["metric"] == "failed" and row["text"].startswith("TimerResolution: decode step 0")

@@ -1,14 +1,17 @@
 """The probes do the work that they claim, and the clock refuses an interval that it can't
 resolve."""
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from kvtrial import machine
+from kvtrial import machine, protocol
 from kvtrial.measure import _probes, clock, probes
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_spin_is_the_chain_that_it_says():
@@ -47,10 +50,16 @@ class Clock:
         return self.now
 
 
-def test_rates_are_work_over_time(monkeypatch):
+@pytest.fixture
+def small_cache(monkeypatch):
+    """A machine whose last-level cache has 2**18 bytes: a buffer of four times that is quickly read."""
+    monkeypatch.setattr(machine, "last_level_cache_bytes", lambda: 2**18)
+
+
+def test_rates_are_work_over_time(monkeypatch, small_cache):
     monkeypatch.setattr(clock, "now_ns", Clock(1_000_000))
     for threads in (1, 2):
-        probe = probes.Probes(threads=threads, buffer_bytes=2**20)
+        probe = probes.Probes(threads=threads)
         reading = probe.measure()
         probe.close()
         assert reading.spin_ms == 1.0
@@ -59,11 +68,31 @@ def test_rates_are_work_over_time(monkeypatch):
         assert reading.fma_gflop_per_s == pytest.approx(flops / 1e-3 / 1e9)
 
 
+def test_a_reading_is_the_best_of_so_many_passes(monkeypatch, small_cache):
+    taken = []
+
+    def passes(self, function, work):
+        taken.append(function.__name__)
+        return 9_000_000 - 1_000_000 * taken.count(function.__name__)
+
+    monkeypatch.setattr(probes.Probes, "_time_ns", passes)
+    reading = probes.Probes(llc_multiple=2, read_passes=3, passes=2).measure()
+    assert [taken.count(name) for name in ("spin", "read", "fma")] == [2, 3, 2]
+    assert reading.spin_ms == 7.0
+    assert reading.read_gb_per_s == pytest.approx(2**19 / 6e-3 / 1e9)
+
+
+def test_probing_without_a_protocol_is_as_registered():
+    registered = protocol.load(ROOT / "config" / "protocol.yaml")["probes"]
+    defaults = inspect.signature(probes.Probes).parameters
+    assert registered == {key: defaults[key].default for key in registered}
+
+
 @pytest.mark.parametrize("step", [0, -5])
-def test_a_clock_that_stands_still_is_a_typed_error(monkeypatch, step):
+def test_a_clock_that_stands_still_is_a_typed_error(monkeypatch, small_cache, step):
     monkeypatch.setattr(clock, "now_ns", Clock(step))
     with pytest.raises(clock.TimerResolution, match="spin"):
-        probes.Probes(buffer_bytes=2**12).measure()
+        probes.Probes().measure()
 
 
 def test_the_buffer_is_larger_than_the_last_level_cache():
@@ -146,11 +175,11 @@ def test_memory_stays_inside_the_control_group(monkeypatch):
     assert machine.available_memory_bytes() > 0
 
 
-def test_measuring_changes_nothing_about_the_machine():
+def test_measuring_changes_nothing_about_the_machine(small_cache):
     """Case F16: what can be set for the whole machine is as it was."""
     keys = ("governor", "transparent_huge_pages", "address_space_randomisation", "affinity")
     before = machine.record()
-    probe = probes.Probes(buffer_bytes=2**20)
+    probe = probes.Probes()
     probe.measure()
     probe.close()
     after = machine.record()

@@ -10,6 +10,7 @@ snapshots               folder of the filled context, alone in a list; or an emp
 synthetic_tokens        so many positions of rows drawn at random
 threads, page_tokens    of the stores
 warmup_iterations       dropped
+probes                  passes of the probes, as registered; optional
 rotation_llc_multiple   regions rotate through this many times the last-level cache
 seed                    of the queries, the order of pages, and the iterations that are checked
 ======================  ============================================================================
@@ -83,7 +84,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
         snapshot = Snapshot.open(spec["snapshots"][0])
     else:
         snapshot = Snapshot.synthetic(shape, spec["synthetic_tokens"], spec["seed"])
-    probe = Probes(spec["threads"])
+    probe = Probes(spec["threads"], **spec.get("probes", {}))
     queries = queries_of(spec)
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:

@@ -13,7 +13,7 @@ page_tokens     P
 warmup_steps    decoded and dropped before the counted ones
 decode_steps    counted greedy steps
 seed            of the order in which a pool hands out its pages
-probe           false where the machine is not probed around each arm; optional
+probes          passes of the probes, as registered; null where the machine is not probed; optional
 ==============  ====================================================================================
 
 A candidate that raises costs its own rows only. Tokens are compared when all arms are done: timing
@@ -45,7 +45,8 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
     model = models.load_model(spec["gguf"])
     snapshots = [Snapshot.open(folder) for folder in spec["snapshots"]]
-    probe = Probes(spec["threads"]) if spec.get("probe", True) else None
+    passes = spec.get("probes", {})
+    probe = None if passes is None else Probes(spec["threads"], **passes)
     rows: list[Row] = []
     outputs: dict[str, Decoded] = {}
     for place, name in enumerate(spec["candidates"]):

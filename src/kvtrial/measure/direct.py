@@ -55,7 +55,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
     model = models.load_model(spec["gguf"])
     snapshot = Snapshot.open(spec["snapshots"][0])
-    probe = Probes(spec["threads"])
+    probe = Probes(spec["threads"], **spec.get("probes", {}))
     rows: list[Row] = []
     for place, name in enumerate(spec["candidates"]):
         note(name)

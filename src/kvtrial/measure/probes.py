@@ -21,11 +21,12 @@ from kvtrial.measure._probes import FMA_FLOPS, fma, read, spin
 
 SPIN_LINKS = 4_000_000  # about 5 ms a pass
 FMA_ROUNDS = 1_000_000  # about 2 ms a pass
+# What config/protocol.yaml registers, for whoever probes without a protocol.
 PASSES = 6
 #: Reads take more: on a shared machine the best of six wanders by a tenth within a second.
 READ_PASSES = 24
 #: The buffer is this many times the last-level cache, so that a pass reads memory, not cache.
-LLC_MULTIPLE = 4
+LLC_MULTIPLE = 4.0
 _WORDS = 64  # the read loop takes 64 words at once
 
 
@@ -55,33 +56,43 @@ class Probes:
     ----------
     threads : int
         Threads that read and calculate at the same time.
-    buffer_bytes : int, optional
-        Bytes of the buffer that is read; by default four last-level caches, at most a quarter of
-        the memory that is available.
+    llc_multiple : float
+        The buffer that is read is this many times the last-level cache, at most a quarter of the memory
+        that is available.
+    read_passes, passes : int
+        Passes of a reading, the best of which counts: over the buffer, and of the spin and the
+        multiply-adds.
     """
 
-    def __init__(self, threads: int = 1, buffer_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        threads: int = 1,
+        *,
+        llc_multiple: float = LLC_MULTIPLE,
+        read_passes: int = READ_PASSES,
+        passes: int = PASSES,
+    ) -> None:
         if threads < 1:
             raise ValueError(f"threads is {threads}; give at least 1")
-        if buffer_bytes is None:
-            buffer_bytes = min(
-                LLC_MULTIPLE * machine.last_level_cache_bytes(),
-                psutil.virtual_memory().available // 4,
-            )
+        buffer_bytes = min(
+            int(llc_multiple * machine.last_level_cache_bytes()),
+            psutil.virtual_memory().available // 4,
+        )
         per_thread = max(buffer_bytes // (8 * _WORDS * threads), 1) * _WORDS
         # Written once: pages that nobody wrote to would all be the one zero page.
         self._buffer = np.arange(per_thread * threads, dtype=np.uint64)
         self._chunks = np.split(self._buffer, threads)
+        self._read_passes, self._passes = read_passes, passes
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def measure(self) -> Reading:
-        """Take a reading; about a quarter of a second."""
-        spin_ns = min(self._time_ns(spin, [(7, SPIN_LINKS)]) for _ in range(PASSES))
+        """Take a reading; about a third of a second with the defaults."""
+        spin_ns = min(self._time_ns(spin, [(7, SPIN_LINKS)]) for _ in range(self._passes))
         chunks = [(chunk,) for chunk in self._chunks]
-        read_ns = min(self._time_ns(read, chunks) for _ in range(READ_PASSES))
+        read_ns = min(self._time_ns(read, chunks) for _ in range(self._read_passes))
         work = [(0.5, 1.0, FMA_ROUNDS)] * self.threads
-        fma_ns = min(self._time_ns(fma, work) for _ in range(PASSES))
+        fma_ns = min(self._time_ns(fma, work) for _ in range(self._passes))
         return Reading(
             spin_ms=spin_ns / 1e6,
             read_gb_per_s=self._buffer.nbytes / read_ns,

@@ -21,6 +21,7 @@ def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
         "gguf": str(stage.gguf),
         "snapshots": stage.snapshots(block.cell["context"], 1),
         "threads": block.cell["threads"],
+        "probes": stage.protocol["probes"],
         "page_tokens": stage.protocol["page_tokens"],
         "warmup_steps": max(1, stage.protocol["m2"]["warmup_steps"]),  # they are watched
         "decode_steps": stage.protocol["decode_steps"],

@@ -66,6 +66,7 @@ def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
         "snapshots": stage.snapshots(block.cell["context"], 1) if shape == own else [],
         "synthetic_tokens": block.cell["context"],
         "threads": block.cell["threads"],
+        "probes": stage.protocol["probes"],
         "page_tokens": stage.protocol["page_tokens"],
         "warmup_iterations": rules["warmup_iterations"],
         "rotation_llc_multiple": rules["rotation_llc_multiple"],

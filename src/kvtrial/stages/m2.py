@@ -33,6 +33,7 @@ def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
         "snapshots": stage.snapshots(cell["context"], cell["sessions"]),
         "baseline": stage.protocol["parity"]["baseline"],
         "threads": cell["threads"],
+        "probes": stage.protocol["probes"],
         "page_tokens": stage.protocol["page_tokens"],
         "warmup_steps": stage.protocol["m2"]["warmup_steps"],
         "decode_steps": stage.protocol["decode_steps"],

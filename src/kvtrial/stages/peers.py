@@ -108,7 +108,7 @@ def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
     cell = planned.cell
     if planned.work == "decode":
         block = Block(cell, planned.number, order)
-        return {**m2.block_spec(stage, block), "probe": False}
+        return {**m2.block_spec(stage, block), "probes": None}
     if planned.work == "attention":
         own = m1.shape_name(stage.workload["shape"])
         return m1.block_spec(stage, Block({**cell, "shape": own}, planned.number, order))
