@@ -16,8 +16,9 @@ from kvtrial import build, events, models, protocol
 from kvtrial.candidates import candidates
 from kvtrial.contract import Capability
 from kvtrial.journal import Journal
-from kvtrial.measure import block, clock, exclusive, greedy
+from kvtrial.measure import block, child, clock, exclusive, greedy
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
+from kvtrial.run import STAGES
 from kvtrial.stages import aa, control, direct_write, estimate, fp16_parity, m1, m2, workload
 from kvtrial.stages.common import Stage
 
@@ -175,6 +176,46 @@ def test_whole_snapshots_are_kept_and_a_damaged_one_is_made_again(run, arguments
     assert (damaged / "k.npy").read_bytes() == content
     assert (sound / "k.npy").stat().st_mtime_ns == before[sound]
     assert not list(copied.glob("workloads/*/*/.*")), "something was left beside"
+
+
+# --------------------------------------------------------------------------------------------------
+# Estimate
+
+
+def test_the_estimate_asks_every_arm_and_prefills_only_what_is_missing(
+    run, arguments, tmp_path, monkeypatch
+):
+    asked = []
+    real = child.run
+
+    def measured(module, spec, **surroundings):
+        rows = real(module, spec, **surroundings)
+        asked.append((spec, rows))
+        return rows
+
+    monkeypatch.setattr(estimate.child, "run", measured)
+    copied = tmp_path / "results" / "run"
+    shutil.copytree(run, copied)
+    assert estimate.main(["--run-dir", str(copied), "--gguf", arguments[3]]) == 0
+    shutil.copytree(run.parent / "workloads", copied.parent / "workloads")
+    assert estimate.main(["--run-dir", str(copied), "--gguf", arguments[3]]) == 0
+    (missing, rows), (there, others) = asked
+    assert (missing["prefill"], there["prefill"]) == ({"store": "K1", "chunk": 48}, None)
+    found = {(r["metric"], r.get("candidate"), r.get("index")) for r in rows}
+    for name in (*ARMS, "C0"):
+        for metric in ("arm_s", "step_s", "attention_s"):
+            assert {(f"calibrate/{metric}", name, context) for context in (32, 48)} <= found
+    once = {"start_s", "load_s", "probe_s", "prompt_s", "exact_step_s"}
+    assert {(f"calibrate/{metric}", None, None) for metric in once} <= found
+    assert all(r["value"] > 0 for r in (*rows, *others))
+    prefills = {("calibrate/prefill_s", None, 0), ("calibrate/prefill_s", None, 48)}
+    assert found - prefills == {(r["metric"], r.get("candidate"), r.get("index")) for r in others}
+    document = json.loads((copied / "estimate.json").read_text())
+    assert set(document["stages"]) == {
+        "workload",
+        *(set(STAGES) - {"run"}),
+        "verdict",
+    }
 
 
 # --------------------------------------------------------------------------------------------------

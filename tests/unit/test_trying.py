@@ -61,6 +61,7 @@ def small(tmp_path, monkeypatch):
     registered["m1"] |= {"iterations": 2, "warmup_iterations": 1, "rotation_llc_multiple": 0}
     smoke = yaml.safe_load((config / "protocol-smoke.yaml").read_text(encoding="utf-8"))
     registered["gates"] = smoke["gates"]  # no block is void
+    registered["probes"] = smoke["probes"]
     (config / "protocol.yaml").write_text(yaml.safe_dump(registered), encoding="utf-8")
     monkeypatch.setattr(
         tempfile, "tempdir", str(tmp_path)

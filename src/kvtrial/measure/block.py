@@ -53,7 +53,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
         note(name)
         columns = {"candidate": name, "place": place}
         try:
-            found, outputs[name] = _arm(model, name, snapshots, spec, probe, columns)
+            found, outputs[name] = run_arm(model, name, snapshots, spec, probe, columns)
             rows += found
         except Exception as error:
             rows.append({**columns, "metric": "failed", "text": failed_row(error)})
@@ -64,7 +64,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def _arm(
+def run_arm(
     model: Any,
     name: str,
     snapshots: list[Snapshot],
@@ -72,7 +72,7 @@ def _arm(
     probe: Probes | None,
     columns: dict[str, Any],
 ) -> tuple[list[Row], Decoded]:
-    """One candidate's decode and its costs."""
+    """One candidate's decode and its costs; the decode alone where the machine is not probed."""
     name = spec.get("stands_for", {}).get(name, name)
     steps = spec["warmup_steps"] + spec["decode_steps"]
     with opened(

@@ -1,11 +1,31 @@
 """How fast this machine is with this model, in a few seconds: what the estimate is made of.
 
-``python -m kvtrial.measure.calibrate SPEC.json OUT.json`` with SPEC: gguf, candidates, contexts (a
-short and a long one, in positions), page_tokens, baseline. Nothing is decided from these numbers.
+``python -m kvtrial.measure.calibrate SPEC.json OUT.json`` with SPEC:
 
-Rows are seconds: ``calibrate/prefill_s`` of the short context on all CPUs; ``calibrate/fill_s``,
-``step_s`` and ``attention_s`` (of one step, all layers) for each candidate and context, which is the
-column ``index``; ``calibrate/exact_step_s``, a step of the baseline with FP32 activations.
+==============  ====================================================================================
+gguf            path of the model
+candidates      names
+contexts        a short and a long one, in positions
+page_tokens     P
+probes          passes of the probes, as registered
+baseline        of the parity check
+prompt          token ids of one of its prompts
+prefill         store and chunk (positions) that contexts are filled by; null where all of them are there
+==============  ====================================================================================
+
+Nothing is decided from these numbers, which are seconds:
+
+======================  ============================================================================
+calibrate/start_s       from the start of the process to its work
+calibrate/load_s        loading the model
+calibrate/probe_s       one reading of the probes
+calibrate/arm_s         what a candidate's decode takes beside its steps; ``index``: the context
+calibrate/step_s        one step; ``index``: the context
+calibrate/attention_s   of that, attention, all layers
+calibrate/prompt_s      the baseline's prefill of the prompt, as parity makes it
+calibrate/exact_step_s  its step with FP32 activations, compared
+calibrate/prefill_s     a chunk on all CPUs; ``index``: positions filled before
+======================  ============================================================================
 """
 
 from __future__ import annotations
@@ -16,75 +36,104 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 
 from kvtrial import machine, models
-from kvtrial.measure import clock
+from kvtrial.measure import block, greedy
 from kvtrial.measure.child import Row, Spec, failed_row, main
+from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
 
-#: The first step warms up; the faster of the others counts.
-STEPS = 3
+#: Steps of an arm; the first warms up, the others' mean counts.
+STEPS = 4
 
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows."""
+    start_s = time.time() - psutil.Process().create_time()
     start = time.monotonic()
     model = models.load_model(spec["gguf"])
-    rows: list[Row] = [{"metric": "calibrate/load_s", "value": time.monotonic() - start}]
-    shape = shape_of(model)
-    short, long = spec["contexts"]
-    rows.append(_prefill(model, shape, spec, short))
-    # One layer's rows for every layer: what is in them costs nothing more or less.
-    snapshot = Snapshot.synthetic({**shape, "layers": 1}, long, seed=0)
+    rows = [_row("start_s", start_s), _row("load_s", time.monotonic() - start), _probe(spec)]
+    snapshot = _snapshot(shape_of(model), max(spec["contexts"]))
+    rows += _parity(model, spec)
+    if spec["prefill"] is not None:
+        rows += _prefill(model, snapshot, spec)
     for name in spec["candidates"]:
         note(name)
         try:
-            for context in (short, long):
-                rows += _arm(model, shape, name, snapshot, context, spec)
+            for context in spec["contexts"]:
+                rows += _arm(model, name, snapshot, context, spec)
         except Exception as error:
             rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
     return rows
 
 
-def _prefill(model: Any, shape: dict[str, int], spec: Spec, tokens: int) -> Row:
-    threads = machine.usable_cpus()
-    where = {"tokens": tokens, "page_tokens": spec["page_tokens"], "threads": threads}
-    with opened(spec["prefill_store"], shape, **where) as (_, (session,)):
-        start = clock.now_ns()
-        model.prefill(session, np.ones(tokens, np.int64), threads=threads)
-        spent = clock.elapsed_ns(start, clock.now_ns(), "prefill")
-    return {"metric": "calibrate/prefill_s", "index": tokens, "value": spent / 1e9}
+def _row(name: str, seconds: float, **columns: Any) -> Row:
+    return {"metric": f"calibrate/{name}", "value": seconds, **columns}
 
 
-def _arm(
-    model: Any, shape: dict[str, int], name: str, snapshot: Snapshot, context: int, spec: Spec
-) -> list[Row]:
-    found: dict[str, float] = {}
-    where = {"tokens": context + 2 * STEPS, "page_tokens": spec["page_tokens"]}
-    with opened(name, shape, **where) as (_, (session,)):
-        start = clock.now_ns()
-        fill(session, snapshot, context)
-        found["fill_s"] = clock.elapsed_ns(start, clock.now_ns(), "fill") / 1e9
-        found["step_s"], found["attention_s"] = _step(model, session, "quantised")
-        if name == spec["baseline"]:
-            found["exact_step_s"], _ = _step(model, session, "fp32")
+def _snapshot(shape: dict[str, int], tokens: int) -> Snapshot:
+    """Rows to fill with, as many as a real snapshot's: what is in them costs nothing more or less."""
+    drawn = Snapshot.synthetic({**shape, "layers": 1}, tokens, seed=0)
+    k, v = (np.repeat(side, shape["layers"], axis=0) for side in (drawn.k, drawn.v))
+    return Snapshot(k, v, next_id=0)
+
+
+def _probe(spec: Spec) -> Row:
+    probe = Probes(1, **spec["probes"])
+    start = time.monotonic()
+    probe.measure()
+    spent = time.monotonic() - start
+    probe.close()
+    return _row("probe_s", spent)
+
+
+def _arm(model: Any, name: str, snapshot: Snapshot, context: int, spec: Spec) -> list[Row]:
+    """A block's arm with few steps."""
+    own = Snapshot(snapshot.k[:, :context], snapshot.v[:, :context], snapshot.next_id)
+    few = {"warmup_steps": 1, "decode_steps": STEPS - 1, "threads": 1, "seed": 0}
+    start = time.monotonic()
+    _, decoded = block.run_arm(model, name, [own], {**spec, **few}, None, {})
+    spent = time.monotonic() - start
+    at = {"candidate": name, "index": context}
+    steps = decoded.step_ns / 1e9
     return [
-        {"candidate": name, "metric": f"calibrate/{key}", "index": context, "value": value}
-        for key, value in found.items()
+        _row("arm_s", max(spent - float(steps.sum()), 0.0), **at),
+        _row("step_s", float(steps[1:].mean()), **at),
+        _row("attention_s", float(decoded.attention_ns[1:].mean()) / 1e9, **at),
     ]
 
 
-def _step(model: Any, session: Any, activations: str) -> tuple[float, float]:
-    """Seconds of the fastest step after the first, and of its attention."""
-    decoder = model.decoder(threads=1, activations=activations, batch=1)
-    ids = np.zeros(1, np.int64)
-    times: list[tuple[float, float]] = []
-    for index in range(STEPS):
-        start = clock.now_ns()
-        decoder.step([session], ids)
-        spent = clock.elapsed_ns(start, clock.now_ns(), f"step {index}")
-        times.append((spent / 1e9, decoder.attention_ns / 1e9))
-    return min(times[1:])
+def _parity(model: Any, spec: Spec) -> list[Row]:
+    few = {"page_tokens": spec["page_tokens"], "threads": 1, "steps": STEPS}
+    start = time.monotonic()
+    steps = greedy.greedy_logits(model, spec["baseline"], few, spec["prompt"])
+    first = next(steps).copy()
+    prompt_s = time.monotonic() - start
+    start = time.monotonic()
+    for logits in steps:
+        greedy.compare(logits, first)
+    step_s = (time.monotonic() - start) / (STEPS - 1)
+    return [_row("prompt_s", prompt_s), _row("exact_step_s", step_s)]
+
+
+def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:
+    """A chunk into an empty session and one behind the long context: attention makes the difference."""
+    threads = machine.usable_cpus()
+    chunk = spec["prefill"]["chunk"]
+    where = {
+        "tokens": snapshot.tokens + chunk,
+        "page_tokens": spec["page_tokens"],
+        "threads": threads,
+    }
+    rows: list[Row] = []
+    for filled in (0, snapshot.tokens):
+        with opened(spec["prefill"]["store"], shape_of(model), **where) as (_, (session,)):
+            fill(session, snapshot, filled)
+            start = time.monotonic()
+            model.prefill(session, np.ones(chunk, np.int64), threads=threads)
+            rows.append(_row("prefill_s", time.monotonic() - start, index=filled))
+    return rows
 
 
 if __name__ == "__main__":

@@ -45,18 +45,18 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
 def _prompt(model: Any, spec: Spec, ids: list[int], note: Callable[[str], None]) -> list[Row]:
     baseline, others = spec["baseline"], [n for n in spec["candidates"] if n != spec["baseline"]]
     note(baseline)
-    reference = [logits.copy() for logits in _greedy_logits(model, baseline, spec, ids)]
+    reference = [logits.copy() for logits in greedy_logits(model, baseline, spec, ids)]
     rows = _rows(baseline, reference, None)
     for name in others:
         note(name)
         try:
-            rows += _rows(name, _greedy_logits(model, name, spec, ids), reference)
+            rows += _rows(name, greedy_logits(model, name, spec, ids), reference)
         except Exception as error:
             rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
     return rows
 
 
-def _greedy_logits(model: Any, name: str, spec: Spec, ids: list[int]) -> Iterator[F32]:
+def greedy_logits(model: Any, name: str, spec: Spec, ids: list[int]) -> Iterator[F32]:
     """Logits (V,) before each greedy token; an array is good until the next one."""
     with opened(
         name,

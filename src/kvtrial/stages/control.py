@@ -10,6 +10,7 @@ it has none there.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 from kvtrial.stages import m1, m2
@@ -25,15 +26,16 @@ def main(argv: list[str] | None = None) -> int:
         if control is None:
             return 0
         name = control["candidate"]
+        try:
+            stage.runnable(attempt, timed=True, names=[name])
+        except StageError as reason:  # its own row is in the journal; the run goes on
+            print(f"control: {reason}", file=sys.stderr, flush=True)
+            return 0
         cell: Cell = {"context": control["context"], "sessions": 1, "threads": 1}
         decode = Block(cell, 0, [name])
         region = Block({**cell, "shape": m1.shape_name(stage.workload["shape"])}, 0, [name])
-        with Progress("control", {decode.name: 1.0, region.name: 1.0}) as progress:
-            try:
-                stage.runnable(attempt, timed=True, names=[name])
-            except StageError as reason:  # its own row is in the journal; the run goes on
-                progress.say(str(reason))
-                return 0
+        estimated = stage.estimated(attempt, [decode, region], gated=True)
+        with Progress("control", estimated, in_seconds=True) as progress:
             for kind, block in ((m2, decode), (m1, region)):
                 run_blocks(
                     stage,

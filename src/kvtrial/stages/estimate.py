@@ -2,10 +2,11 @@
 
 ``python -m kvtrial.stages.estimate --run-dir DIR --gguf FILE --jobs N``
 
-A few seconds of every candidate at a short and at a long context fix two lines, since filling a store
-and decoding a step are nearly linear in the positions. The rest is counting what the protocol asks
-for. Writes ``estimate.json``: ``stages`` and, for stages of blocks, ``blocks`` by cell, in seconds.
-What each stage then took is in its events (``attempt/estimated_s``, ``attempt/taken_s``).
+A few seconds of every candidate at a short and at a long context fix lines, since filling a store and
+decoding a step are nearly linear in the positions. The rest is counting what the protocol asks for;
+contexts that are filled already cost the look at them. Writes ``estimate.json``: ``stages`` and, for
+stages of blocks, ``blocks`` by cell, in seconds. What each stage then took is in its events
+(``attempt/estimated_s``, ``attempt/taken_s``).
 """
 
 from __future__ import annotations
@@ -18,30 +19,32 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from kvtrial import candidates, gates, machine, paths
+from kvtrial import candidates, gates, machine
+from kvtrial import protocol as registered
 from kvtrial.cold import KINDS
+from kvtrial.engine.gguf import read_gguf
+from kvtrial.engine.tokenizer import Tokenizer
+from kvtrial.engine.transformer import CHUNK
 from kvtrial.measure import child
 from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.run import write_text
-from kvtrial.stages import m1, workload
+from kvtrial.stages import fp16_parity, m1, workload
 from kvtrial.stages.common import VOID_PRIOR, Cell, Stage
 from kvtrial.stages.progress import duration
 
 #: The long context of the calibration, in positions; beyond it the lines go on.
 LONG = 4096
-#: Seconds that a machine of any speed needs, about: two readings of the probes,
-PROBES_S = 0.2
+#: Seconds that a machine of any speed needs, about: a stage's own start, and its entry in MLflow,
+STAGE_S = 4.0
 #: a candidate's conformance suite at one page size,
-CONFORMANCE_S = 5.0
+CONFORMANCE_S = 2.0
 #: the oracle's bound for a position of one query head,
 ORACLE_S = 5e-6
 #: a crash round and a block of the cold tier,
 CRASH_S, COLD_BLOCK_S = 1.0, 6.0
 #: and what follows the measurements.
-VERDICT_S = 15.0
+VERDICT_S = 10.0
 #: A step's part outside attention grows little with the sessions: weights are read once.
 BATCH_COST = 0.3
 
@@ -66,9 +69,21 @@ class Line:
 
 
 class Speed:
-    """What `kvtrial.measure.calibrate` found, as functions of the positions."""
+    """What `kvtrial.measure.calibrate` found, as functions of the positions.
 
-    def __init__(self, rows: list[dict[str, Any]], wall_s: float) -> None:
+    Attributes
+    ----------
+    names : list of str
+        Candidates that ran.
+    start_s, load_s : float
+        Starting a measured process, and loading the model in it.
+    probe_s : float
+        One reading of the probes.
+    prompt_s, exact_step_s : float
+        Prefilling a prompt of the parity check, and one of its steps.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
         points: dict[tuple[str, str], dict[int, float]] = {}
         for row in rows:
             if "value" in row:
@@ -76,14 +91,13 @@ class Speed:
                 points.setdefault(key, {})[row.get("index", 0)] = row["value"]
         self.names = [name for metric, name in points if metric == "step_s"]
         self._lines = {key: Line.through(found) for key, found in points.items()}
-        self.prefill = points["prefill_s", ""]
-        #: Starting a process with the model in it.
-        inside = sum(v for found in points.values() for v in found.values())
-        self.start_s = max(0.5, min(wall_s - inside, 10.0)) + points["load_s", ""][0]
-        (self.exact_step,) = (line for (m, _), line in self._lines.items() if m == "exact_step_s")
+        self.start_s, self.load_s, self.probe_s, self.prompt_s, self.exact_step_s = (
+            self.of(metric).at
+            for metric in ("start_s", "load_s", "probe_s", "prompt_s", "exact_step_s")
+        )
 
-    def of(self, metric: str, name: str) -> Line:
-        """The line of ``fill_s``, ``step_s`` or ``attention_s`` of a candidate."""
+    def of(self, metric: str, name: str = "") -> Line:
+        """The line of ``arm_s``, ``step_s`` or ``attention_s`` of a candidate, or of ``prefill_s``."""
         return self._lines[metric, name]
 
     def decode_s(self, name: str, cell: Cell, steps: int) -> float:
@@ -92,7 +106,7 @@ class Speed:
         attention = self.of("attention_s", name)(context)
         rest = max(self.of("step_s", name)(context) - attention, 0.0)
         step = attention * sessions + rest * (1 + BATCH_COST * (sessions - 1))
-        return sessions * self.of("fill_s", name)(context) + steps * step / threads
+        return sessions * self.of("arm_s", name)(context) + steps * step / threads
 
 
 def block_seconds(
@@ -100,37 +114,52 @@ def block_seconds(
 ) -> dict[str, dict[str, float]]:
     """Stage → cell → seconds that one block takes."""
     steps = protocol["m2"]["warmup_steps"] + protocol["decode_steps"]
-    names = speed.names
+    names = [name for name in protocol["candidates"] if name in speed.names]
     primary = next(c for c in cells if c["role"] == "primary")
     direct = {"context": protocol["direct_write"]["context"], "sessions": 1, "threads": 1}
     cold = {"context": protocol["cold"]["prefix_tokens"], "sessions": 1, "threads": 1}
     same = protocol["aa"]["candidate"]
-    start = speed.start_s
 
     def arms(cell: Cell, listed: list[str], times: int = 1) -> float:
-        decodes = (times * speed.decode_s(name, cell, steps) + PROBES_S for name in listed)
-        return start + sum(decodes)
+        decodes = (
+            times * speed.decode_s(name, cell, steps) + 2 * speed.probe_s for name in listed
+        )
+        return speed.start_s + speed.load_s + sum(decodes)
 
-    own = next(iter(shapes.values()))
-    m1_cells = {
-        gates.cell_name({**cell, "shape": name}): start
-        + _attention_block_s(speed, protocol, cell, shape, own)
-        for name, shape in shapes.items()
-        for cell in cells
-        if cell["sessions"] == 1
-    }
-    return {
-        "m1": m1_cells,
+    own_name, own = next(iter(shapes.items()))
+
+    def regions(cell: Cell, name: str, listed: list[str]) -> float:
+        return speed.start_s + _attention_block_s(
+            speed, protocol, listed, cell, shapes[name], own
+        )
+
+    found = {
+        "m1": {
+            gates.cell_name({**cell, "shape": name}): regions(cell, name, names)
+            for name in shapes
+            for cell in cells
+            if cell["sessions"] == 1 and (name == own_name or cell["threads"] == 1)
+        },
         "m2": {gates.cell_name(cell): arms(cell, names) for cell in cells},
         "aa": {gates.cell_name(primary): arms(primary, [same] * 2 if same in names else [])},
         "direct_write": {gates.cell_name(direct): arms(direct, names, times=2)},
         "cold_tier": {gates.cell_name(cold): COLD_BLOCK_S},
+        "control": {},
     }
+    if "control" in protocol:
+        cell = {"context": protocol["control"]["context"], "sessions": 1, "threads": 1}
+        alone = [name for name in (protocol["control"]["candidate"],) if name in speed.names]
+        found["control"] = {
+            gates.cell_name(cell): arms(cell, alone),
+            gates.cell_name({**cell, "shape": own_name}): regions(cell, own_name, alone),
+        }
+    return found
 
 
 def _attention_block_s(
     speed: Speed,
     protocol: dict[str, Any],
+    names: list[str],
     cell: Cell,
     shape: dict[str, int],
     own: dict[str, int],
@@ -140,19 +169,21 @@ def _attention_block_s(
     # Time goes with the rows' bytes; scalar arms go with the query heads, which matters less here.
     wider = shape["kv_heads"] * shape["head_dim"] / (own["kv_heads"] * own["head_dim"])
     region = {
-        name: wider * speed.of("attention_s", name)(context) / own["layers"] for name in speed.names
+        name: wider * speed.of("attention_s", name)(context) / own["layers"] for name in names
     }
-    calls = math.ceil(SHORTEST_ITERATION_NS / 1e9 / max(min(region.values()), 1e-9))
+    fastest = min(region.values(), default=1.0)
+    calls = math.ceil(SHORTEST_ITERATION_NS / 1e9 / max(fastest, 1e-9))
     iterations = rules["warmup_iterations"] + rules["iterations"]
     row_bytes = 8 * shape["kv_heads"] * shape["head_dim"]
     rotation = rules["rotation_llc_multiple"] * machine.last_level_cache_bytes()
     regions = max(1, math.ceil(rotation / (row_bytes * context)))
     fills = sum(
-        wider * speed.of("fill_s", name)(context) * regions / own["layers"] for name in speed.names
+        wider * speed.of("arm_s", name)(context) * regions / own["layers"] for name in names
     )
     in_cache = sum(3 * t + 10 * max(t, SHORTEST_ITERATION_NS / 1e9) for t in region.values())
     oracle = CHECKED_ITERATIONS * 3 * ORACLE_S * context * shape["q_heads"]
-    return fills + iterations * calls * sum(region.values()) + in_cache + oracle + PROBES_S
+    timed = iterations * calls * sum(region.values())
+    return fills + timed + in_cache + oracle + 2 * speed.probe_s
 
 
 def stage_seconds(
@@ -160,11 +191,10 @@ def stage_seconds(
     protocol: dict[str, Any],
     cells: list[Cell],
     per_block: dict[str, dict[str, float]],
-    contexts: dict[int, int],
     prompts: int,
     jobs: int,
 ) -> dict[str, float]:
-    """Stage → seconds, with the blocks that are usually void run again."""
+    """Stage → seconds, with the blocks that are usually void run again; without ``workload``."""
     again = 1 / (1 - VOID_PRIOR)
     m1_own = next(iter(per_block["m1"])).rpartition("-")[2]
 
@@ -172,47 +202,61 @@ def stage_seconds(
         own = cell.endswith(f"-{m1_own}")
         return int(protocol["m1"]["blocks" if own else "shape_blocks"])
 
-    (short, prefill_s), *_ = sorted(speed.prefill.items())
-    one = prefill_s / workload.work(short)
-    cold = protocol["cold"]
-    return {
-        "workload": sum(
-            one * workload.work(max(c for c, count in contexts.items() if session < count))
-            for session in range(max(contexts.values()))
-        ),
+    entrants = len(registered.entrants(protocol))
+    cold, parity = protocol["cold"], protocol["parity"]
+    a_prompt = speed.prompt_s + (parity["steps_per_prompt"] - 1) * speed.exact_step_s
+    groups = math.ceil(prompts / fp16_parity.PROMPTS_A_PROCESS)
+    found = {
         "conformance": CONFORMANCE_S
         * len(protocol["conformance"]["page_tokens"])
-        * len(speed.names)
+        * entrants
         / jobs,
-        "fp16_parity": prompts
-        * protocol["parity"]["steps_per_prompt"]
-        * len(speed.names)
-        * speed.exact_step.at,
+        "fp16_parity": groups * (speed.start_s + speed.load_s)
+        + prompts * len(speed.names) * a_prompt,
         "m1": again * sum(m1_blocks(cell) * s for cell, s in per_block["m1"].items()),
         "m2": again
         * sum(cell["blocks"] * per_block["m2"][gates.cell_name(cell)] for cell in cells),
         "aa": again * protocol["aa"]["blocks"] * sum(per_block["aa"].values()),
+        "control": again * sum(per_block["control"].values()),
         "direct_write": protocol["direct_write"]["blocks"]
         * sum(per_block["direct_write"].values()),
         "cold_tier": cold["blocks"] * COLD_BLOCK_S + len(KINDS) * cold["crash_rounds"] * CRASH_S,
-        "verdict": VERDICT_S,
     }
+    return {stage: STAGE_S + s for stage, s in found.items()} | {"verdict": VERDICT_S}
 
 
-def calibrate(stage: Stage, names: list[str]) -> Speed:
+def chunk(plan: workload.Plan) -> int:
+    """Positions of a prefill's chunk."""
+    return min(CHUNK, max(plan.needed))
+
+
+def workload_seconds(speed: Speed, plan: workload.Plan, missing: list[int]) -> float:
+    """Seconds of prefilling the sessions that have no snapshots yet, chunk by chunk."""
+    # A chunk's time grows with what lies before it, so that the middle one's is the mean.
+    return sum(
+        positions / chunk(plan) * speed.of("prefill_s")((positions - chunk(plan)) / 2)
+        for positions in (max(plan.folders(session)) for session in missing)
+    )
+
+
+def calibrate(
+    stage: Stage, plan: workload.Plan, missing: list[int], prompts: list[list[int]]
+) -> Speed:
     """Measure every candidate that runs; one that does not is left out."""
     contexts = [cell["context"] for cell in stage.cells()]
     spec = {
         "gguf": str(stage.gguf),
-        "candidates": names,
+        "candidates": [
+            n for n in registered.entrants(stage.protocol) if candidates.get(n).not_built is None
+        ],
         "contexts": [min(contexts), min(LONG, max(contexts))],
         "page_tokens": stage.protocol["page_tokens"],
-        "prefill_store": workload.STORE,
+        "probes": stage.protocol["probes"],
         "baseline": stage.protocol["parity"]["baseline"],
+        "prompt": sorted(prompts, key=len)[len(prompts) // 2],
+        "prefill": {"store": workload.STORE, "chunk": chunk(plan)} if missing else None,
     }
-    start = time.monotonic()
-    rows = child.run("kvtrial.measure.calibrate", spec, threads=machine.usable_cpus())
-    return Speed(rows, time.monotonic() - start)
+    return Speed(child.run("kvtrial.measure.calibrate", spec, threads=machine.usable_cpus()))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -221,22 +265,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     args, rest = parser.parse_known_args(argv)
     stage = Stage.from_command_line("estimate", __doc__, rest)
-    names = [n for n in stage.protocol["candidates"] if candidates.get(n).not_built is None]
+    prompts = fp16_parity.prompts(Tokenizer(read_gguf(stage.gguf)))
+    plan = workload.Plan.of(stage)
     with exclusive(f"estimate of {stage.run_dir.name}"):
-        speed = calibrate(stage, names)
-    shape = workload.shape_of_file(stage.gguf)
-    prompts = yaml.safe_load(paths.config_file("prompts.yaml").read_text(encoding="utf-8"))
+        start = time.monotonic()
+        missing = plan.incomplete(stage.run_dir.parent)
+        look_s = time.monotonic() - start
+        speed = calibrate(stage, plan, missing, prompts)
     cells = stage.cells()
-    per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, shape))
-    seconds = stage_seconds(
-        speed,
-        stage.protocol,
-        cells,
-        per_block,
-        workload.contexts(stage.protocol, cells),
-        len(prompts["prompts"]),
-        args.jobs,
-    )
+    per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, plan.shape))
+    seconds = {
+        "workload": STAGE_S + look_s + workload_seconds(speed, plan, missing),
+        **stage_seconds(speed, stage.protocol, cells, per_block, len(prompts), args.jobs),
+    }
     said = ", ".join(f"{name} {duration(s)}" for name, s in seconds.items())
     print(
         f"the trial is going to take about {duration(sum(seconds.values()))} ({said})",

@@ -24,6 +24,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -176,60 +177,110 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The snapshots that a run loads.
+
+    Attributes
+    ----------
+    shape : dict
+        Of the stores: layers, q_heads, kv_heads, head_dim.
+    skipped : dict of str to str
+        Cell → why this machine can't hold it.
+    needed : dict of int to int
+        Context → sessions, ascending.
+    texts : list of list of int
+        Token ids of each session, as many as the largest context has.
+    workload_id : str
+        Names the model's bytes and those tokens.
+    base : Path
+        Where the snapshots lie, relative to the results.
+    """
+
+    shape: dict[str, int]
+    skipped: dict[str, str]
+    needed: dict[int, int]
+    texts: list[list[int]]
+    workload_id: str
+    base: Path
+
+    @classmethod
+    def of(cls, stage: Stage) -> Plan:
+        """The plan of a run on this machine, as much memory as it has now."""
+        shape = shape_of_file(stage.gguf)
+        skipped = {
+            gates.cell_name(cell): reason
+            for cell in stage.cells()
+            if (reason := too_large(stage.protocol, shape, cell)) is not None
+        }
+        held = [cell for cell in stage.cells() if gates.cell_name(cell) not in skipped]
+        needed = contexts(stage.protocol, held)
+        tokenizer = Tokenizer(read_gguf(stage.gguf))
+        texts = [
+            workload.session_tokens(tokenizer, max(needed), session)
+            for session in range(max(needed.values()))
+        ]
+        workload_id = identity(stage.model["sha256"], texts)
+        base = Path("workloads") / stage.model["name"] / workload_id
+        return cls(shape, skipped, needed, texts, workload_id, base)
+
+    def folders(self, session: int) -> dict[int, Path]:
+        """Context → folder of a session's snapshots, relative to the results; ascending."""
+        return {
+            context: self.base / f"{context}-{session}"
+            for context, count in self.needed.items()
+            if session < count
+        }
+
+    def incomplete(self, results: Path) -> list[int]:
+        """Sessions that have yet to be prefilled."""
+        return [
+            session
+            for session, ids in enumerate(self.texts)
+            if not all(
+                is_whole(results / folder, ids[:context])
+                for context, folder in self.folders(session).items()
+            )
+        ]
+
+
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line of the stage."""
     stage = Stage.from_command_line("workload", __doc__, argv)
-    shape = shape_of_file(stage.gguf)
-    skipped = {
-        gates.cell_name(cell): reason
-        for cell in stage.cells()
-        if (reason := too_large(stage.protocol, shape, cell)) is not None
-    }
-    for name, reason in skipped.items():
+    plan = Plan.of(stage)
+    for name, reason in plan.skipped.items():
         print(f"workload: cell {name} is left out: {reason}", file=sys.stderr, flush=True)
-    held = [cell for cell in stage.cells() if gates.cell_name(cell) not in skipped]
-    needed = contexts(stage.protocol, held)
-    sessions = max(needed.values())
-    tokenizer = Tokenizer(read_gguf(stage.gguf))
-    texts = [
-        workload.session_tokens(tokenizer, max(needed), session) for session in range(sessions)
-    ]
-    name = stage.model["name"]
-    workload_id = identity(stage.model["sha256"], texts)
     results = stage.run_dir.parent
-    base = Path("workloads") / name / workload_id
-    model = models.load_model(stage.gguf)
-    facts = {"model": name, "model_sha256": stage.model["sha256"]}
-
-    def folder(context: int, session: int) -> Path:
-        return base / f"{context}-{session}"
-
+    units = {session: f"session {session}" for session in range(len(plan.texts))}
     with (
         exclusive(f"workload of {stage.run_dir.name}"),
-        Progress("workload", {f"session {s}": 1.0 for s in range(sessions)}) as progress,
+        Progress("workload", dict.fromkeys(units.values(), 1.0)) as progress,
     ):
-        for session, ids in enumerate(texts):
-            own = {
-                context: results / folder(context, session)
-                for context, count in needed.items()
-                if session < count
-            }
-            if not all(is_whole(path, ids[:context]) for context, path in own.items()):
-                report = functools.partial(progress.within, f"session {session}")
-                prefill(model, ids, own, facts, stage.protocol["page_tokens"], report)
-            progress.done(f"session {session}")
+        missing = plan.incomplete(results)
+        for session in sorted(units.keys() - set(missing)):
+            progress.done(units[session], "it was there")
+        model = models.load_model(stage.gguf) if missing else None
+        facts = {"model": stage.model["name"], "model_sha256": stage.model["sha256"]}
+        for session in missing:
+            folders = {c: results / folder for c, folder in plan.folders(session).items()}
+            report = functools.partial(progress.within, units[session])
+            page_tokens = stage.protocol["page_tokens"]
+            prefill(model, plan.texts[session], folders, facts, page_tokens, report)
+            progress.done(units[session])
     document = {
-        "workload_id": workload_id,
-        "shape": shape,
-        "skipped": skipped,
+        "workload_id": plan.workload_id,
+        "shape": plan.shape,
+        "skipped": plan.skipped,
         "snapshots": {
-            str(context): [folder(context, session).as_posix() for session in range(count)]
-            for context, count in needed.items()
+            str(context): [
+                plan.folders(session)[context].as_posix() for session in range(count)
+            ]
+            for context, count in plan.needed.items()
         },
     }
     write_text(stage.run_dir / "workload.json", json.dumps(document, indent=2) + "\n")
     return 0
-
-
 if __name__ == "__main__":
     exit_tracked("workload", main)
