@@ -10,7 +10,7 @@ import pytest
 from trial_events import REGISTERED
 
 from kvtrial.stages import estimate, m1, workload
-from kvtrial.stages.estimate import STAGE_S, Line, Speed
+from kvtrial.stages.estimate import STAGE_S, Curve, Speed
 
 SHAPE = {"layers": 30, "q_heads": 9, "kv_heads": 3, "head_dim": 64}
 ONCE = {"start_s": 1.5, "load_s": 0.5, "probe_s": 0.25, "prompt_s": 0.1, "exact_step_s": 0.02}
@@ -33,12 +33,17 @@ def speed() -> Speed:
     return Speed(rows)
 
 
-def test_a_line_goes_through_both_points_and_beyond() -> None:
-    line = Line.through({512: 2.0, 4096: 9.0})
-    assert [line(n) for n in (512, 4096, 16384)] == pytest.approx([2.0, 9.0, 33.0])
-    # One context, and a long one that was faster by noise: level.
-    assert Line.through({64: 2.0})(4096) == 2.0
-    assert Line.through({512: 2.0, 4096: 1.0})(16384) == 2.0
+@pytest.mark.parametrize(
+    ("positions", "seconds"),
+    [(512, 2.0), (2304, 5.5), (4096, 9.0), (16384, 57.0), (32768, 121.0), (0, 1.0)],
+)
+def test_a_curve_is_straight_between_its_points_and_beyond(positions: int, seconds: float) -> None:
+    assert Curve({4096: 9.0, 512: 2.0, 16384: 57.0})(positions) == pytest.approx(seconds)
+
+
+def test_one_point_is_level_and_nothing_takes_less_than_no_time() -> None:
+    assert Curve({64: 2.0})(4096) == 2.0
+    assert Curve({512: 1.0, 4096: 30.0})(0) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@
 
 ==============  ====================================================================================
 gguf            path of the model
-candidates      names
-contexts        a short and a long one, in positions
+candidates      name to the contexts, in positions, at which it is measured
 page_tokens     P
 probes          passes of the probes, as registered
 baseline        of the parity check
@@ -30,6 +29,7 @@ calibrate/prefill_s     a chunk on all CPUs; ``index``: positions filled before
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -46,6 +46,8 @@ from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
 
 #: Steps of an arm; the first warms up, the others' mean counts.
 STEPS = 4
+#: Positions before the second chunk of a prefill.
+FILLED = 4096
 
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
@@ -54,14 +56,16 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     start = time.monotonic()
     model = models.load_model(spec["gguf"])
     rows = [_row("start_s", start_s), _row("load_s", time.monotonic() - start), _probe(spec)]
-    snapshot = _snapshot(shape_of(model), max(spec["contexts"]))
+    longest = max(itertools.chain(*spec["candidates"].values()))
+    # One layer's rows for every layer: what is in them costs nothing more or less.
+    snapshot = Snapshot.synthetic({**shape_of(model), "layers": 1}, longest, seed=0)
     rows += _parity(model, spec)
     if spec["prefill"] is not None:
         rows += _prefill(model, snapshot, spec)
-    for name in spec["candidates"]:
+    for name, contexts in spec["candidates"].items():
         note(name)
         try:
-            for context in spec["contexts"]:
+            for context in contexts:
                 rows += _arm(model, name, snapshot, context, spec)
         except Exception as error:
             rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
@@ -71,12 +75,6 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
 def _row(name: str, seconds: float, **columns: Any) -> Row:
     return {"metric": f"calibrate/{name}", "value": seconds, **columns}
 
-
-def _snapshot(shape: dict[str, int], tokens: int) -> Snapshot:
-    """Rows to fill with, as many as a real snapshot's: what is in them costs nothing more or less."""
-    drawn = Snapshot.synthetic({**shape, "layers": 1}, tokens, seed=0)
-    k, v = (np.repeat(side, shape["layers"], axis=0) for side in (drawn.k, drawn.v))
-    return Snapshot(k, v, next_id=0)
 
 
 def _probe(spec: Spec) -> Row:
@@ -118,17 +116,17 @@ def _parity(model: Any, spec: Spec) -> list[Row]:
 
 
 def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:
-    """A chunk into an empty session and one behind the long context: attention makes the difference."""
-    threads = machine.usable_cpus()
-    chunk = spec["prefill"]["chunk"]
-    where = {
-        "tokens": snapshot.tokens + chunk,
-        "page_tokens": spec["page_tokens"],
-        "threads": threads,
-    }
+    """A chunk into an empty session and one behind a long context: attention makes the difference."""
+    threads, chunk = machine.usable_cpus(), spec["prefill"]["chunk"]
     rows: list[Row] = []
-    for filled in (0, snapshot.tokens):
-        with opened(spec["prefill"]["store"], shape_of(model), **where) as (_, (session,)):
+    for filled in (0, min(snapshot.tokens, FILLED)):
+        with opened(
+            spec["prefill"]["store"],
+            shape_of(model),
+            tokens=filled + chunk,
+            page_tokens=spec["page_tokens"],
+            threads=threads,
+        ) as (_, (session,)):
             fill(session, snapshot, filled)
             start = time.monotonic()
             model.prefill(session, np.ones(chunk, np.int64), threads=threads)

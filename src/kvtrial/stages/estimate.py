@@ -2,21 +2,20 @@
 
 ``python -m kvtrial.stages.estimate --run-dir DIR --gguf FILE --jobs N``
 
-A few seconds of every candidate at a short and at a long context fix lines, since filling a store and
-decoding a step are nearly linear in the positions. The rest is counting what the protocol asks for;
-contexts that are filled already cost the look at them. Writes ``estimate.json``: ``stages`` and, for
-stages of blocks, ``blocks`` by cell, in seconds. What each stage then took is in its events
-(``attempt/estimated_s``, ``attempt/taken_s``).
+A few steps of every candidate at each context say what a block takes; the rest is counting what the
+protocol asks for. Contexts that are filled already cost the look at them. Writes ``estimate.json``:
+``stages`` and, for stages of blocks, ``blocks`` by cell, in seconds. What each stage then took is in its
+events (``attempt/estimated_s``, ``attempt/taken_s``).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from kvtrial import candidates, gates, machine
@@ -33,8 +32,6 @@ from kvtrial.stages import fp16_parity, m1, workload
 from kvtrial.stages.common import VOID_PRIOR, Cell, Stage
 from kvtrial.stages.progress import duration
 
-#: The long context of the calibration, in positions; beyond it the lines go on.
-LONG = 4096
 #: Seconds that a machine of any speed needs, about: a stage's own start, and its entry in MLflow,
 STAGE_S = 4.0
 #: a candidate's conformance suite at one page size,
@@ -49,23 +46,19 @@ VERDICT_S = 10.0
 BATCH_COST = 0.3
 
 
-@dataclass(frozen=True)
-class Line:
-    """Seconds at n positions: ``at + slope * n``, never under what was measured at 0."""
+class Curve:
+    """Seconds at n positions: straight between what was measured, and on beyond its ends."""
 
-    at: float
-    slope: float
-
-    @classmethod
-    def through(cls, points: dict[int, float]) -> Line:
-        """The line through the shortest and the longest context."""
-        short, long = min(points), max(points)
-        slope = (points[long] - points[short]) / (long - short) if long > short else 0.0
-        slope = max(slope, 0.0)
-        return cls(max(points[short] - slope * short, 0.0), slope)
+    def __init__(self, points: dict[int, float]) -> None:
+        self._points = sorted(points.items())
 
     def __call__(self, positions: float) -> float:
-        return self.at + self.slope * positions
+        pairs = list(itertools.pairwise(self._points)) or [(self._points[0], self._points[0])]
+        (left, low), (right, high) = next(
+            (pair for pair in pairs if positions <= pair[1][0]), pairs[-1]
+        )
+        slope = (high - low) / (right - left) if right > left else 0.0
+        return max(low + slope * (positions - left), 0.0)
 
 
 class Speed:
@@ -90,15 +83,15 @@ class Speed:
                 key = (row["metric"].removeprefix("calibrate/"), row.get("candidate", ""))
                 points.setdefault(key, {})[row.get("index", 0)] = row["value"]
         self.names = [name for metric, name in points if metric == "step_s"]
-        self._lines = {key: Line.through(found) for key, found in points.items()}
+        self._curves = {key: Curve(found) for key, found in points.items()}
         self.start_s, self.load_s, self.probe_s, self.prompt_s, self.exact_step_s = (
-            self.of(metric).at
+            self.of(metric)(0)
             for metric in ("start_s", "load_s", "probe_s", "prompt_s", "exact_step_s")
         )
 
-    def of(self, metric: str, name: str = "") -> Line:
-        """The line of ``arm_s``, ``step_s`` or ``attention_s`` of a candidate, or of ``prefill_s``."""
-        return self._lines[metric, name]
+    def of(self, metric: str, name: str = "") -> Curve:
+        """``arm_s``, ``step_s`` or ``attention_s`` of a candidate, or ``prefill_s``, by positions."""
+        return self._curves[metric, name]
 
     def decode_s(self, name: str, cell: Cell, steps: int) -> float:
         """Filling and decoding so many steps in a cell."""
@@ -242,14 +235,17 @@ def workload_seconds(speed: Speed, plan: workload.Plan, missing: list[int]) -> f
 def calibrate(
     stage: Stage, plan: workload.Plan, missing: list[int], prompts: list[list[int]]
 ) -> Speed:
-    """Measure every candidate that runs; one that does not is left out."""
-    contexts = [cell["context"] for cell in stage.cells()]
+    """Measure every candidate that runs, at the contexts that it is going to have; one that does not
+    run is left out."""
+    cells = (cell for cell in stage.cells() if gates.cell_name(cell) not in plan.skipped)
+    contexts = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
+    if "control" in stage.protocol:
+        contexts[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
     spec = {
         "gguf": str(stage.gguf),
-        "candidates": [
-            n for n in registered.entrants(stage.protocol) if candidates.get(n).not_built is None
-        ],
-        "contexts": [min(contexts), min(LONG, max(contexts))],
+        "candidates": {
+            name: own for name, own in contexts.items() if candidates.get(name).not_built is None
+        },
         "page_tokens": stage.protocol["page_tokens"],
         "probes": stage.protocol["probes"],
         "baseline": stage.protocol["parity"]["baseline"],
