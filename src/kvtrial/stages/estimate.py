@@ -205,7 +205,7 @@ def stage_seconds(
         * entrants
         / jobs,
         "fp16_parity": groups * (speed.start_s + speed.load_s)
-        + prompts * len(speed.names) * a_prompt,
+        + prompts * len(set(speed.names) & set(protocol["candidates"])) * a_prompt,
         "m1": again * sum(m1_blocks(cell) * s for cell, s in per_block["m1"].items()),
         "m2": again
         * sum(cell["blocks"] * per_block["m2"][gates.cell_name(cell)] for cell in cells),
@@ -237,7 +237,7 @@ def calibrate(
 ) -> Speed:
     """Measure every candidate that runs, at the contexts that it is going to have; one that does not
     run is left out."""
-    cells = (cell for cell in stage.cells() if gates.cell_name(cell) not in plan.skipped)
+    cells = plan.held(stage.cells())
     contexts = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
     if "control" in stage.protocol:
         contexts[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
@@ -268,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
         missing = plan.incomplete(stage.run_dir.parent)
         look_s = time.monotonic() - start
         speed = calibrate(stage, plan, missing, prompts)
-    cells = stage.cells()
+    cells = plan.held(stage.cells())
     per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, plan.shape))
     seconds = {
         "workload": STAGE_S + look_s + workload_seconds(speed, plan, missing),

@@ -224,6 +224,10 @@ class Plan:
         base = Path("workloads") / stage.model["name"] / workload_id
         return cls(shape, skipped, needed, texts, workload_id, base)
 
+    def held(self, cells: list[Cell]) -> list[Cell]:
+        """Those of the cells that this machine can hold."""
+        return [cell for cell in cells if gates.cell_name(cell) not in self.skipped]
+
     def folders(self, session: int) -> dict[int, Path]:
         """Context → folder of a session's snapshots, relative to the results; ascending."""
         return {
