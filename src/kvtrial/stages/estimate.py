@@ -108,7 +108,6 @@ def block_seconds(
     """Stage → cell → seconds that one block takes."""
     steps = protocol["m2"]["warmup_steps"] + protocol["decode_steps"]
     names = [name for name in protocol["candidates"] if name in speed.names]
-    primary = next(c for c in cells if c["role"] == "primary")
     direct = {"context": protocol["direct_write"]["context"], "sessions": 1, "threads": 1}
     cold = {"context": protocol["cold"]["prefix_tokens"], "sessions": 1, "threads": 1}
     same = protocol["aa"]["candidate"]
@@ -134,7 +133,11 @@ def block_seconds(
             if cell["sessions"] == 1 and (name == own_name or cell["threads"] == 1)
         },
         "m2": {gates.cell_name(cell): arms(cell, names) for cell in cells},
-        "aa": {gates.cell_name(primary): arms(primary, [same] * 2 if same in names else [])},
+        "aa": {
+            gates.cell_name(cell): arms(cell, [same] * 2 if same in names else [])
+            for cell in cells
+            if cell["role"] == "primary"
+        },
         "direct_write": {gates.cell_name(direct): arms(direct, names, times=2)},
         "cold_tier": {gates.cell_name(cold): COLD_BLOCK_S},
         "control": {},
@@ -189,7 +192,7 @@ def stage_seconds(
 ) -> dict[str, float]:
     """Stage → seconds, with the blocks that are usually void run again; without ``workload``."""
     again = 1 / (1 - VOID_PRIOR)
-    m1_own = next(iter(per_block["m1"])).rpartition("-")[2]
+    m1_own = next(iter(per_block["m1"]), "").rpartition("-")[2]
 
     def m1_blocks(cell: str) -> int:
         own = cell.endswith(f"-{m1_own}")
