@@ -9,6 +9,7 @@ import pandas as pd
 
 from kvtrial.contrasts import Measured, cell_key, contrast, digits, unpaired_contrast
 
+
 def hypotheses(measured: Measured, shape: str, protocol: dict[str, Any]) -> list[dict[str, Any]]:
     """Each registered contrast wherever it was measured.
 

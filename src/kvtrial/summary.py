@@ -86,7 +86,9 @@ def _error_rates(found: dict[str, Any]) -> list[str]:
     if aa["ratio"] is None:
         return [simulated, f"{measured}{aa['problem']}."]
     low, high = aa["ci95"]
-    measured += f"ratio {aa['ratio']:.4f} [{low:.4f}, {high:.4f}] over {aa['n_blocks']} blocks, which "
+    measured += (
+        f"ratio {aa['ratio']:.4f} [{low:.4f}, {high:.4f}] over {aa['n_blocks']} blocks, which "
+    )
     measured += "covers 1" if aa["covers_1"] else "does not cover 1, as one run in twenty by chance"
     implied = aa["false_adoption"]
     if implied["adopt_probability"] is not None:

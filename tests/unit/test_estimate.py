@@ -27,7 +27,11 @@ def speed() -> Speed:
     for name in ("K0", "K1", "C0"):
         for context in (512, 4096):
             at = {"candidate": name, "index": context}
-            seconds = {"arm_s": 1.0, "step_s": 0.010 + 1e-6 * context, "attention_s": 1e-6 * context}
+            seconds = {
+                "arm_s": 1.0,
+                "step_s": 0.010 + 1e-6 * context,
+                "attention_s": 1e-6 * context,
+            }
             rows += [{**at, "metric": f"calibrate/{k}", "value": v} for k, v in seconds.items()]
     rows.append({"candidate": "K3", "metric": "failed", "text": "no"})
     return Speed(rows)

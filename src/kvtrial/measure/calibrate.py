@@ -76,7 +76,6 @@ def _row(name: str, seconds: float, **columns: Any) -> Row:
     return {"metric": f"calibrate/{name}", "value": seconds, **columns}
 
 
-
 def _probe(spec: Spec) -> Row:
     probe = Probes(1, **spec["probes"])
     start = time.monotonic()

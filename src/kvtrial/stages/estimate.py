@@ -113,17 +113,13 @@ def block_seconds(
     same = protocol["aa"]["candidate"]
 
     def arms(cell: Cell, listed: list[str], times: int = 1) -> float:
-        decodes = (
-            times * speed.decode_s(name, cell, steps) + 2 * speed.probe_s for name in listed
-        )
+        decodes = (times * speed.decode_s(name, cell, steps) + 2 * speed.probe_s for name in listed)
         return speed.start_s + speed.load_s + sum(decodes)
 
     own_name, own = next(iter(shapes.items()))
 
     def regions(cell: Cell, name: str, listed: list[str]) -> float:
-        return speed.start_s + _attention_block_s(
-            speed, protocol, listed, cell, shapes[name], own
-        )
+        return speed.start_s + _attention_block_s(speed, protocol, listed, cell, shapes[name], own)
 
     found = {
         "m1": {

@@ -248,8 +248,6 @@ class Plan:
         ]
 
 
-
-
 def main(argv: list[str] | None = None) -> int:
     """Command line of the stage."""
     stage = Stage.from_command_line("workload", __doc__, argv)
@@ -278,13 +276,13 @@ def main(argv: list[str] | None = None) -> int:
         "shape": plan.shape,
         "skipped": plan.skipped,
         "snapshots": {
-            str(context): [
-                plan.folders(session)[context].as_posix() for session in range(count)
-            ]
+            str(context): [plan.folders(session)[context].as_posix() for session in range(count)]
             for context, count in plan.needed.items()
         },
     }
     write_text(stage.run_dir / "workload.json", json.dumps(document, indent=2) + "\n")
     return 0
+
+
 if __name__ == "__main__":
     exit_tracked("workload", main)
