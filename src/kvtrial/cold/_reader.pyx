@@ -1,6 +1,8 @@
-"""Reads a record from a file straight into the pool's pages, and checks each page while it is in cache.
+"""Reads a record's pages to their places in the pool, each checked on the way.
 
-One call a record, without the interpreter's lock and without an object per page.
+The kernel copies into a window that stays in this core's cache; from there one pass takes a page to its
+place, past the caches, and its checksum with it. So memory sees what a plain read costs it, and the sum
+is free where memory is what is waited for. One call a record, without the interpreter's lock.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -9,11 +11,8 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-cdef extern from "<sys/uio.h>" nogil:
-    struct iovec:
-        void *iov_base
-        size_t iov_len
-    ssize_t preadv(int fd, const iovec *pieces, int count, int64_t offset)
+cdef extern from "<unistd.h>" nogil:
+    ssize_t pread(int fd, void *into, size_t n, int64_t offset)
 
 cdef extern from "<time.h>" nogil:
     struct timespec:
@@ -25,16 +24,21 @@ cdef extern from "<time.h>" nogil:
 cdef extern from "xxh3.h" nogil:
     size_t KV_XXH3_SHORT
     uint64_t kv_xxh3(const uint8_t *data, size_t n)
+    uint64_t kv_xxh3_copy(const uint8_t *data, size_t n, uint8_t *into)
+    void kv_streamed()
 
 cdef enum:
-    # Pieces that one system call fills. They are checked right after it, so they have to be in cache
-    # still; smaller groups cost more in system calls than they save.
-    GROUP_BYTES = 768 << 10
-    GROUP_PIECES = 64
     SOUND = -1
     ENDED = -2
     FAILED = -3
 
+cdef struct Piece:
+    uint8_t *at
+    size_t nbytes
+
+#: Bytes of a window: as many pages as fit come by one system call. It has to stay in a core's second
+#: cache together with what the kernel touches.
+WINDOW_BYTES = 192 << 10
 #: Pages up to this many bytes are not checked here: their sums are of another kind.
 SHORT_BYTES = KV_XXH3_SHORT
 
@@ -45,14 +49,11 @@ cdef int64_t now_ns() noexcept nogil:
     return at.tv_sec * 1000000000 + at.tv_nsec
 
 
-cdef int fill(int fd, int64_t offset, const iovec *pieces, int count) noexcept nogil:
-    """Fill all pieces from the file, continuing short reads; SOUND, ENDED or FAILED - errno."""
-    cdef iovec[GROUP_PIECES] left
-    cdef int first = 0
+cdef int fill(int fd, int64_t offset, Piece piece) noexcept nogil:
+    """Fill the piece from the file, continuing short reads; SOUND, ENDED or FAILED - errno."""
     cdef ssize_t n
-    memcpy(left, pieces, count * sizeof(iovec))
-    while first < count:
-        n = preadv(fd, left + first, count - first, offset)
+    while piece.nbytes:
+        n = pread(fd, piece.at, piece.nbytes, offset)
         if n < 0:
             if errno == EINTR:
                 continue
@@ -60,64 +61,80 @@ cdef int fill(int fd, int64_t offset, const iovec *pieces, int count) noexcept n
         if n == 0:
             return ENDED
         offset += n
-        while first < count and <size_t> n >= left[first].iov_len:
-            n -= left[first].iov_len
-            first += 1
-        if n:
-            left[first].iov_base = <char *> left[first].iov_base + n
-            left[first].iov_len -= n
+        piece.at += n
+        piece.nbytes -= n
     return SOUND
 
 
-cdef int read_checked(
-    int fd, int64_t offset, const iovec *pieces, int count, const char *sums, int64_t *spent
-) noexcept nogil:
-    """Piece 0 is the head, the others the pages; the index of the first page whose sum is wrong.
+cdef uint64_t moved(const uint8_t *data, Piece page) noexcept nogil:
+    """Take a page to its place, if it isn't there, and its sum; 0 for one that is not checked here."""
+    if page.nbytes <= KV_XXH3_SHORT:
+        if data != page.at:
+            memcpy(page.at, data, page.nbytes)
+        return 0
+    if data == page.at:
+        return kv_xxh3(data, page.nbytes)
+    return kv_xxh3_copy(data, page.nbytes, page.at)
 
-    ``sums`` lies in the head, so it is good as soon as that is read. ``spent``: ns of reading, of
-    checking.
+
+cdef int read_pages(
+    int fd, int64_t offset, Piece head, const Piece *pages, int count, Piece window, int64_t *spent
+) noexcept nogil:
+    """The index of the first page whose sum is wrong, or SOUND, ENDED, FAILED - errno.
+
+    The sums are the end of the head, so they are good as soon as that is read. ``spent``: ns of
+    reading, of checking.
     """
-    cdef int first = 0, stop, i
-    cdef size_t nbytes
-    cdef int64_t begun = now_ns(), read_at, checked_at
-    cdef uint64_t want
-    while first < count:
+    cdef const uint8_t *sums = head.at + head.nbytes - 8 * count
+    cdef const uint8_t *data
+    cdef int64_t begun = now_ns(), read_at
+    cdef int first = 0, stop, i, state = fill(fd, offset, head)
+    cdef uint64_t want, found
+    cdef Piece group
+    offset += head.nbytes
+    while first < count and state == SOUND:
         stop = first
-        nbytes = 0
-        while stop < count and stop - first < GROUP_PIECES:
-            if stop > first and nbytes + pieces[stop].iov_len > GROUP_BYTES:
-                break
-            nbytes += pieces[stop].iov_len
+        group.at, group.nbytes = window.at, 0
+        while stop < count and group.nbytes + pages[stop].nbytes <= window.nbytes:
+            group.nbytes += pages[stop].nbytes
             stop += 1
-        i = fill(fd, offset, pieces + first, stop - first)
+        if stop == first:  # larger than the window: it is read where it belongs
+            group = pages[first]
+            stop += 1
+        state = fill(fd, offset, group)
         read_at = now_ns()
         spent[0] += read_at - begun
-        if i != SOUND:
-            return i
-        for i in range(max(first, 1), stop):
-            if pieces[i].iov_len <= KV_XXH3_SHORT:
-                continue
-            memcpy(&want, sums + 8 * (i - 1), 8)
-            if kv_xxh3(<const uint8_t *> pieces[i].iov_base, pieces[i].iov_len) != want:
-                return i - 1
-        checked_at = now_ns()
-        spent[1] += checked_at - read_at
-        begun = checked_at
-        offset += nbytes
+        if state != SOUND:
+            break
+        data = group.at
+        for i in range(first, stop):
+            found = moved(data, pages[i])
+            data += pages[i].nbytes
+            memcpy(&want, sums + 8 * i, 8)
+            if found != want and pages[i].nbytes > KV_XXH3_SHORT:
+                state = i
+                break
+        begun = now_ns()
+        spent[1] += begun - read_at
+        offset += group.nbytes
         first = stop
-    return SOUND
+    kv_streamed()
+    return state
 
 
-cdef Py_ssize_t point_at(iovec *piece, object buffer, int flags) except -1:
+cdef Piece piece_of(object buffer, int flags) except *:
     """The buffer's memory; who calls keeps the buffer alive."""
     cdef Py_buffer view
+    cdef Piece piece
     PyObject_GetBuffer(buffer, &view, flags)
-    piece.iov_base, piece.iov_len = view.buf, view.len
+    piece.at, piece.nbytes = <uint8_t *> view.buf, view.len
     PyBuffer_Release(&view)
-    return piece.iov_len
+    return piece
 
 
-def read_record(int fd, int64_t offset, bytearray head, list pages, int64_t[::1] spent_ns):
+def read_record(
+    int fd, int64_t offset, bytearray head, list pages, bytearray window, int64_t[::1] spent_ns
+):
     """Fill ``head`` and ``pages`` from ``offset`` on and compare each page with its sum.
 
     Parameters
@@ -129,8 +146,10 @@ def read_record(int fd, int64_t offset, bytearray head, list pages, int64_t[::1]
         Of header, meta and sums; its last 8 bytes a page are the sums.
     pages : list of writable buffers
         Longer than `SHORT_BYTES` each, or that page is not checked.
+    window : bytearray
+        What pages pass through: `WINDOW_BYTES`, of one thread, used again for every record.
     spent_ns : int64 (2,)
-        Nanoseconds of reading and of checking are added to it.
+        Nanoseconds of reading, and of checking and moving, are added to it.
 
     Returns
     -------
@@ -143,32 +162,30 @@ def read_record(int fd, int64_t offset, bytearray head, list pages, int64_t[::1]
     OSError
         From the read.
     """
-    cdef int count = len(pages) + 1, state, i
-    cdef iovec *pieces = <iovec *> malloc(count * sizeof(iovec))
+    cdef int count = len(pages), state, i
+    cdef Piece first = piece_of(head, PyBUF_WRITABLE), through = piece_of(window, PyBUF_WRITABLE)
     cdef int64_t *spent = &spent_ns[0]
-    cdef const char *sums
-    if pieces is NULL:
+    cdef Piece *places = <Piece *> malloc((count + 1) * sizeof(Piece))
+    if places is NULL:
         raise MemoryError()
     try:
-        point_at(pieces, head, PyBUF_WRITABLE)
-        for i in range(1, count):
-            point_at(pieces + i, pages[i - 1], PyBUF_WRITABLE)
-        sums = <const char *> pieces[0].iov_base + pieces[0].iov_len - 8 * (count - 1)
+        for i in range(count):
+            places[i] = piece_of(pages[i], PyBUF_WRITABLE)
         with nogil:
-            state = read_checked(fd, offset, pieces, count, sums, spent)
+            state = read_pages(fd, offset, first, places, count, through, spent)
         if state <= FAILED:
             raise OSError(FAILED - state, f"reading at offset {offset} failed")
         return state
     finally:
-        free(pieces)
+        free(places)
 
 
 def checksum(buffer):
     """XXH3-64 of a buffer longer than `SHORT_BYTES`."""
-    cdef iovec piece
+    cdef Piece piece = piece_of(buffer, PyBUF_SIMPLE)
     cdef uint64_t found
-    if point_at(&piece, buffer, PyBUF_SIMPLE) <= <Py_ssize_t> KV_XXH3_SHORT:
-        raise ValueError(f"{piece.iov_len} bytes; this sum is for more than {KV_XXH3_SHORT}")
+    if piece.nbytes <= KV_XXH3_SHORT:
+        raise ValueError(f"{piece.nbytes} bytes; this sum is for more than {KV_XXH3_SHORT}")
     with nogil:
-        found = kv_xxh3(<const uint8_t *> piece.iov_base, piece.iov_len)
+        found = kv_xxh3(piece.at, piece.nbytes)
     return found

@@ -68,34 +68,55 @@ KV_INLINE kv_words kv_swap(kv_words x) {
 #endif
 }
 
-KV_INLINE void kv_xxh3_stripe(kv_words lanes[KV_XXH3_VECTORS], const uint8_t *data, const uint8_t *secret) {
+/* Words to a place that nobody reads soon: past the caches where the machine can. `at` is aligned to them. */
+KV_INLINE void kv_stream(void *at, kv_words words) {
+#if KV_AVX2
+    _mm256_stream_si256((__m256i *)at, (__m256i)words);
+#else
+    memcpy(at, &words, sizeof words);
+#endif
+}
+
+/* To be called before another thread may look at what was streamed. */
+static void kv_streamed(void) {
+#if KV_AVX2
+    _mm_sfence();
+#endif
+}
+
+/* Takes a stripe, streams it to `into` unless that is null, and gives where the next one goes. */
+KV_INLINE uint8_t *kv_xxh3_stripe(kv_words lanes[KV_XXH3_VECTORS], const uint8_t *data, const uint8_t *secret,
+                                  uint8_t *into) {
     for (int v = 0; v < KV_XXH3_VECTORS; v++) {
         kv_words words = kv_words_at(data + v * sizeof(kv_words));
+        if (into) kv_stream(into + v * sizeof(kv_words), words);
         lanes[v] += kv_swap(words) + kv_fold(words ^ kv_words_at(secret + v * sizeof(kv_words)));
     }
+    return into ? into + KV_XXH3_STRIPE : 0;
 }
 
 KV_INLINE uint64_t kv_word_at(const uint8_t *at) { uint64_t x; memcpy(&x, at, 8); return x; }
 
-static uint64_t kv_xxh3(const uint8_t *data, size_t n) {
+KV_INLINE uint64_t kv_xxh3_passing(const uint8_t *data, size_t n, uint8_t *into) {
     const uint8_t *secret = (const uint8_t *)kv_xxh3_secret;
     uint64_t flat[8] = {KV_P32_3, KV_P64_1, KV_P64_2, KV_P64_3, KV_P64_4, KV_P32_2, KV_P64_5, KV_P32_1};
     kv_words lanes[KV_XXH3_VECTORS];
     memcpy(lanes, flat, sizeof flat);
 
     const uint8_t *last = data + n - KV_XXH3_STRIPE;
-    size_t blocks = (n - 1) / KV_XXH3_BLOCK;
+    size_t blocks = (n - 1) / KV_XXH3_BLOCK, stripes = (n - 1) % KV_XXH3_BLOCK / KV_XXH3_STRIPE;
     for (size_t b = 0; b < blocks; b++, data += KV_XXH3_BLOCK) {
         for (int s = 0; s < KV_XXH3_BLOCK_STRIPES; s++)
-            kv_xxh3_stripe(lanes, data + s * KV_XXH3_STRIPE, secret + 8 * s);
+            into = kv_xxh3_stripe(lanes, data + s * KV_XXH3_STRIPE, secret + 8 * s, into);
         for (int v = 0; v < KV_XXH3_VECTORS; v++) {
             kv_words x = lanes[v] ^ (lanes[v] >> 47) ^ kv_words_at(secret + 128 + v * sizeof(kv_words));
             lanes[v] = x * KV_P32_1;
         }
     }
-    for (size_t s = 0; s < (n - 1) % KV_XXH3_BLOCK / KV_XXH3_STRIPE; s++)
-        kv_xxh3_stripe(lanes, data + s * KV_XXH3_STRIPE, secret + 8 * s);
-    kv_xxh3_stripe(lanes, last, secret + 121);
+    for (size_t s = 0; s < stripes; s++)
+        into = kv_xxh3_stripe(lanes, data + s * KV_XXH3_STRIPE, secret + 8 * s, into);
+    if (into) memcpy(into, data + stripes * KV_XXH3_STRIPE, (n - 1) % KV_XXH3_STRIPE + 1);
+    kv_xxh3_stripe(lanes, last, secret + 121, 0);
 
     memcpy(flat, lanes, sizeof flat);
     uint64_t sum = n * KV_P64_1;
@@ -108,6 +129,15 @@ static uint64_t kv_xxh3(const uint8_t *data, size_t n) {
     sum ^= sum >> 37;
     sum *= 0x165667919E3779F9u;
     return sum ^ sum >> 32;
+}
+
+static uint64_t kv_xxh3(const uint8_t *data, size_t n) { return kv_xxh3_passing(data, n, 0); }
+
+/* The same, and the bytes are streamed to `into` as they pass; `kv_streamed` is to follow. */
+static uint64_t kv_xxh3_copy(const uint8_t *data, size_t n, uint8_t *into) {
+    if ((uintptr_t)into % sizeof(kv_words) == 0) return kv_xxh3_passing(data, n, into);
+    memcpy(into, data, n);
+    return kv_xxh3(data, n);
 }
 
 #endif
