@@ -295,9 +295,36 @@ COLD = [
         "fsync: of what recovery found and cut",
         _Z2,
         _RECOVERY,
-        "cache alone.\n        disk.fsync(file.fd)\n",
-        "cache alone.\n",
+        "synced it.\n        disk.fsync(file.fd)\n",
+        "synced it.\n",
         f"{_DURABLE}::test_what_recovery_serves_is_durable",
+    ),
+    _cold(
+        "fsync: of the names that recovery found",
+        _Z2,
+        _RECOVERY,
+        "        disk.fsync_dir(log.folder)\n",
+        "",
+        f"{_DURABLE}::test_names_that_a_killed_maker_left_unsynced_are_made_durable[Z2]",
+    ),
+    _cold(
+        "fsync: of a folder that was there already",
+        _BOTH,
+        _DISK,
+        "            fsync_dir(path.parent)\n        return\n",
+        "            pass\n        return\n",
+        *(
+            f"{_DURABLE}::test_names_that_a_killed_maker_left_unsynced_are_made_durable[{kind}]"
+            for kind in _BOTH
+        ),
+    ),
+    _cold(
+        "reading: an error of the disk taken for a torn tail",
+        _Z2,
+        _SEGMENTS,
+        "        except CorruptSegment:\n            return None\n        return found",
+        "        except ColdError:\n            return None\n        return found",
+        f"{_FAULTS}::test_what_can_not_be_read_as_a_store_opens_is_not_cut_off",
     ),
     _cold(
         "fsync: of the index before a segment is removed",

@@ -152,6 +152,41 @@ def test_what_recovery_serves_is_durable(store, tmp_path, watched, monkeypatch):
         assert watched.at_risk == set()
 
 
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_names_that_a_killed_maker_left_unsynced_are_made_durable(
+    kind, store, tmp_path, watched, monkeypatch
+):
+    """Killed before any one of its syncs of a folder; the next one builds on what it finds there."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == n:
+            raise Killed
+        real(path)
+
+    calls: list[Path] = []
+    real, n, dies = disk.fsync_dir, 0, True
+    while dies:
+        n += 1
+        calls.clear()
+        folder = tmp_path / str(n) / "cold"
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "fsync_dir", killed)
+            try:
+                with open_cold(kind, folder, store.identity()) as cold:
+                    cold.spill(store.filled(P), np.arange(P))
+                dies = False
+            except Killed:
+                pass
+        with open_cold(kind, folder, store.identity()) as cold:
+            cold.spill(store.filled(2 * P), np.arange(2 * P))
+        assert watched.at_risk == set(), f"killed at sync {n}, of {calls[-1]}"
+    assert n > 5
+
+
 def test_a_file_header_written_again_is_durable(tmp_path, watched):
     torn = tmp_path / "00000001.seg"
     torn.write_bytes(b"KVTS")

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from kvtrial.cold import KINDS, disk, errors, index, open_cold
+from kvtrial.cold import KINDS, disk, errors, index, open_cold, segments
 from kvtrial.cold.pattern import PatternStore
 from kvtrial.cold.segments import SegmentLog
 
@@ -181,9 +181,11 @@ def test_a_new_store_is_durable_in_its_folder_too(folder, store, monkeypatch):
     with open_cold("Z2", folder / "deeper", store.identity()) as cold:
         cold.spill(store.filled(P), tokens(P))
     assert synced == [
+        folder.parent.parent,  # whoever made what is there may not have come to it
         folder.parent,  # for cold/
         folder,  # for deeper/
         folder / "deeper",  # for FORMAT.json
+        folder,  # for deeper/, which is there by now
         folder / "deeper",  # for segments/
         folder / "deeper" / "segments",  # for the first segment
     ]
@@ -210,14 +212,113 @@ def test_a_damaged_page_is_named_and_the_session_stays_empty(kind, folder, store
         assert store.pages_free == free
         (fault,) = cold.verify()
         assert re.search(message, fault.what)
-        assert cold.delete(tokens(2 * P))
+        # It says what to delete, by the catalogue's own keys.
+        (entry,) = cold.catalogue()
+        assert fault.sequences == (entry.key,)
+        assert cold.delete(*fault.sequences)
         cold.spill(store.filled(2 * P, seed=0), tokens(2 * P))
+        assert restored(cold, store, 0) == 2 * P
+
+
+def damage(file, of):
+    """Flip a bit in the middle of the bytes ``of``."""
+    data = bytearray(file.read_bytes())
+    at = data.index(of) + len(of) // 2
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+def test_gc_is_not_held_up_by_damage_that_nobody_needs(folder, store):
+    spilled("Z2", folder, store, 0, 1, 2)
+    segment = folder / "segments" / "00000001.seg"
+    damage(segment, store.filled(2 * P, seed=1).contents()[0][1])
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold.delete(tokens(2 * P, 0))
+        cold.delete(tokens(2 * P, 2))
+        with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg .* checksum"):
+            cold.gc()  # what is damaged is still needed
+        assert segment.exists()
+        (fault,) = cold.verify()
+        cold.delete(*fault.sequences)
+        cold.gc()
+        assert not segment.exists() and cold.verify() == []
+
+
+def test_damage_of_a_page_that_nobody_needs_says_so_and_gc_takes_it(folder, store):
+    spilled("Z2", folder, store, 0)
+    with open_cold("Z2", folder, store.identity()) as cold:
+
+        def interrupt(done, total):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            cold.spill(
+                store.filled(2 * P, seed=2), tokens(2 * P, 2), batch_pages=1, progress=interrupt
+            )
+        damage(folder / "segments" / "00000001.seg", store.filled(2 * P, seed=2).contents()[0][0])
+        (fault,) = cold.verify()
+        assert fault.sequences == ()
+        cold.gc()
+        assert cold.verify() == []
+
+
+class WriteOnly:
+    """A segment's file that does not give its bytes."""
+
+    def __init__(self, path):
+        self.path = path
+        self.fd = os.open(path, os.O_WRONLY)
+
+
+def test_a_disk_that_does_not_give_the_bytes_is_named(folder, store):
+    spilled("Z2", folder, store, 0)
+    with open_cold("Z2", folder, store.identity()) as cold:
+        broken = WriteOnly(folder / "segments" / "00000001.seg")
+        cold._log._files[1] = broken
+        free = store.pages_free
+        message = r"00000001\.seg at offset \d+ can't be read .* nothing was changed"
+        with pytest.raises(errors.Unreadable, match=message) as raised:
+            cold.restore(tokens(2 * P), store.open_session())
+        assert raised.value.errno == errno.EBADF and isinstance(raised.value, OSError)
+        assert store.pages_free == free
+        assert [re.search(message, fault.what) is None for fault in cold.verify()] == [False] * 2
+        del cold._log._files[1]
+        os.close(broken.fd)
+        assert restored(cold, store, 0) == 2 * P
+
+
+def test_what_can_not_be_read_as_a_store_opens_is_not_cut_off(folder, store, monkeypatch):
+    spilled("Z2", folder, store, 0)
+    size = (folder / "segments" / "00000001.seg").stat().st_size
+    good = 0
+
+    def failing_after(n, real):
+        def read(*args):
+            nonlocal good
+            good += 1
+            if good > n:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(*args)
+
+        return read
+
+    # The file's header, a record's, its sums and on; then the pages.
+    for owner, name, calls in ((os, "preadv", 6), (segments, "read_record", 2)):
+        for n in range(calls):
+            good = 0
+            shutil.rmtree(folder / "index", ignore_errors=True)
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, failing_after(n, getattr(owner, name)))
+                with pytest.raises(errors.Unreadable, match="Input/output error"):
+                    open_cold("Z2", folder, store.identity())
+            assert (folder / "segments" / "00000001.seg").stat().st_size == size
+    with open_cold("Z2", folder, store.identity()) as cold:
         assert restored(cold, store, 0) == 2 * P
 
 
 def test_verify_compares_contents_with_their_address(folder, store, monkeypatch):
     with open_cold("Z2", folder, store.identity()) as cold:
-        monkeypatch.setattr("kvtrial.cold.store.content_address", lambda payload: b"?" * 32)
+        monkeypatch.setattr("kvtrial.cold.sessions.content_address", lambda payload: b"?" * 32)
         cold.spill(store.filled(P), tokens(P))
         monkeypatch.undo()
         (fault,) = cold.verify()
@@ -234,6 +335,8 @@ def test_another_process_is_refused_and_a_killed_one_leaves_no_lock(kind, folder
     )
     command = [sys.executable, "-c", code, kind, str(folder)]
     with open_cold(kind, folder, store.identity()):
+        with pytest.raises(errors.StoreLocked):  # the refusal of our own does not let go of it
+            open_cold(kind, folder, store.identity())
         assert subprocess.run(command, stdin=subprocess.DEVNULL).returncode == 3
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"open\n"

@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import xxhash
-from kvtrial.cold._reader import SHORT_BYTES, checksum
+from kvtrial.cold._reader import SHORT_BYTES, WINDOW_BYTES, checksum
 
 from kvtrial.cold import errors, segments
 from kvtrial.cold.records import HEADER_BYTES, PAGE, Record
@@ -64,6 +64,32 @@ def test_records_come_back_by_any_number_of_threads(folder, threads):
         n.encode() * size + b"x" * size for n, size in zip("abc", (40, 300, 70_000))
     ]
     assert spent_ns.shape == (2,) and spent_ns[0] > 0
+    log.close()
+
+
+@pytest.mark.parametrize("size", [241, 1024, 1025, 49_152, 65_537, WINDOW_BYTES, WINDOW_BYTES + 1])
+@pytest.mark.parametrize("start", [0, 32, 1])  # as a pool aligns its pages, and not at all
+def test_pages_of_any_size_come_to_any_place_and_nothing_beside_them_is_touched(
+    folder, size, start
+):
+    pages = [np.random.default_rng(n).bytes(size) for n in range(9)]
+    log, _ = opened(folder)
+    (where,) = log.append([Record(PAGE, key("a"), b"meta of a", pages)])
+    step = size + 64 + -size % 64
+    memory = np.full(9 * step + 128, 0xAB, np.uint8)
+    first = start + -memory.ctypes.data % 64
+    places = [slice(at, at + size) for at in range(first, first + 9 * step, step)]
+    views = [memoryview(memory)[place] for place in places]
+    log.read([Wanted(key("a"), log.file(1), where, views)])
+    assert [bytes(view) for view in views] == pages
+    for place in places:
+        memory[place] = 0xAB
+    assert (memory == 0xAB).all()
+    damaged = bytearray(log.path(1).read_bytes())
+    damaged[-size - 1] ^= 4  # the last byte of the last page but one
+    log.path(1).write_bytes(damaged)
+    with pytest.raises(errors.CorruptSegment, match="payload's checksum is wrong in page 7"):
+        log.read([Wanted(key("a"), log.file(1), where, views)])
     log.close()
 
 

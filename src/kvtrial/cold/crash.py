@@ -90,25 +90,30 @@ def killed(at: Round) -> Crash:
     return check(at.kind, at.store, said[1:], at.first)
 
 
-def power_cut(at: Round, torn: bool = False) -> Crash:
-    """The process and the machine stop at a write or sync; what was not synced is lost."""
+def _calls(at: Round) -> int:
+    """Writes and syncs of a whole short life; nothing is left of it."""
 
     def count(say: Say) -> None:
         faults.watch(at.folder, at.memory)
         write_some(at.kind, at.store, lambda *_: None)
         say(faults.calls(faults.WRITE) + faults.calls(faults.SYNC))
 
-    def write(say: Say) -> None:
-        faults.watch(at.folder, at.memory)
-        faults.fail(faults.ANY, faults.DIE, at.draw.randrange(calls), at.draw.randrange(2000))
-        write_some(at.kind, at.store, say)
-
-    ((text,),) = forked(count)
-    calls = int(text)
+    ((calls,),) = forked(count)
     for path in (at.folder, at.memory):
         shutil.rmtree(path)
     at.folder.mkdir()
-    said = forked(write)
+    return int(calls)
+
+
+def _write_until(at: Round, call: int, say: Say) -> None:
+    """A short life that ends by force at so many writes and syncs."""
+    faults.watch(at.folder, at.memory)
+    faults.fail(faults.ANY, faults.DIE, call, at.draw.randrange(2000))
+    write_some(at.kind, at.store, say)
+
+
+def _after_power_cut(at: Round, said: Said, torn: bool = False) -> Crash:
+    """A look at what the machine finds when the power is back."""
     left = at.folder.with_name(f"{at.folder.name}-left")
     faults.power_cut(at.folder, at.memory, left, at.draw if torn else None)
     try:
@@ -117,9 +122,59 @@ def power_cut(at: Round, torn: bool = False) -> Crash:
         shutil.rmtree(left)
 
 
+def power_cut(at: Round, torn: bool = False) -> Crash:
+    """The process and the machine stop at a write or sync; what was not synced is lost."""
+    call = at.draw.randrange(_calls(at))
+    return _after_power_cut(at, forked(lambda say: _write_until(at, call, say)), torn)
+
+
 def torn_write(at: Round) -> Crash:
     """A power cut that leaves a part of what was being written."""
     return power_cut(at, torn=True)
+
+
+def killed_then_power_cut(at: Round) -> Crash:
+    """The process is killed at a write or sync, another goes on from there, then the machine stops.
+
+    What the first made and did not sync is there for the second, which has to sync it before it builds
+    on it. Most of it is made in the beginning.
+    """
+    call = at.draw.randrange(1 + at.draw.randrange(_calls(at)))
+
+    def go_on(say: Say) -> None:
+        faults.watch(at.folder, at.memory)
+        store = PatternStore()
+        with open_cold(at.kind, at.store, store.identity()) as cold:
+            spill_aloud(cold, store, 9, say)
+
+    said = forked(lambda say: _write_until(at, call, say))
+    return _after_power_cut(at, said + forked(go_on))
+
+
+def failed_read(at: Round) -> Crash:
+    """EIO from reads, as the store opens and as pages come back: refused, and nothing is lost by it."""
+    after, rebuild = at.draw.randrange(12), at.draw.random() < 0.5
+
+    def read(say: Say) -> None:
+        write_some(at.kind, at.store, say)
+        if at.kind == "Z2" and rebuild:  # then everything is read at once
+            shutil.rmtree(at.store / "index")
+        store = PatternStore()
+        faults.watch(at.folder)
+        faults.fail(faults.READ, errno.EIO, after)
+        with (
+            contextlib.suppress(ColdError),
+            open_cold(at.kind, at.store, store.identity()) as cold,
+        ):
+            for n in (0, 2, 3):
+                with contextlib.suppress(ColdError):
+                    compare(cold, store, n, 0, say)
+        faults.fail(faults.ANY, 0)
+
+    said = forked(read)
+    result = check(at.kind, at.store, [words for words in said if words[0] != "recovered"])
+    result.problems += [" ".join(words[1:]) for words in said if words[0] == "problem"]
+    return result
 
 
 def failing(at: Round, call: int, error: int) -> Crash:
@@ -288,9 +343,11 @@ FAULTS: dict[str, tuple[Callable[[Round], Crash], bool]] = {
     "kill": (killed, False),
     "power cut": (power_cut, True),
     "torn write": (torn_write, True),
+    "killed, then power cut": (killed_then_power_cut, True),
     "full disk": (full_disk, True),
     "failed write": (failed_write, True),
     "failed sync": (failed_sync, True),
+    "failed read": (failed_read, True),
     "short writes": (short_writes, True),
     "truncated": (truncated, False),
     "flipped bit": (flipped_bit, False),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +96,14 @@ def fsync_dir(path: Path) -> None:
 
 
 def make_dir(path: Path) -> None:
-    """Create ``path`` and its missing parents, each durable in its own parent."""
+    """Create ``path`` and its missing parents, each durable in its own parent.
+
+    One that is there may come from a maker who was killed before he synced its name, so that is synced
+    again, where its parent can be read. What lies above was durable before it was made.
+    """
     if path.is_dir():
+        with suppress(PermissionError):
+            fsync_dir(path.parent)
         return
     make_dir(path.parent)
     path.mkdir()

@@ -45,6 +45,10 @@ class CorruptSegment(ColdError):
     """A record that was complete no longer is what was written; names file and offset."""
 
 
+class Unreadable(ColdError, OSError):
+    """The disk gave an error instead of bytes; what they are is unknown, and nothing was changed."""
+
+
 class CorruptIndex(ColdError):
     """The RocksDB index can't be read, or contradicts itself."""
 

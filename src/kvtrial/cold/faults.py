@@ -16,7 +16,8 @@ from typing import Any
 
 from kvtrial.measure.allocations import environment_with
 
-WRITE, SYNC, ANY = 0, 1, 2
+#: `ANY` is a write or a sync.
+WRITE, SYNC, ANY, READ = 0, 1, 2, 3
 #: Beside the numbers of errno: the process is killed; the write takes fewer bytes than it was given.
 DIE, SHORT = -1, -2
 

@@ -22,7 +22,7 @@ def recover(log: SegmentLog, start: Position | None) -> Iterator[list[Found]]:
     """Yield the whole batches from ``start`` on (None: all), then cut the torn tail and sync.
 
     Exhaust it before anything is written. Raises `CorruptSegment` for damage that a crash can't have
-    made.
+    made, and `Unreadable` where the disk gives an error: what can't be read is never cut off.
     """
     numbers = [n for n in log.numbers() if start is None or n >= start.segment]
     log.end = start or START
@@ -44,7 +44,7 @@ def _first_position(log: SegmentLog, number: int, last: bool) -> Position:
     """Check a segment's own header; a torn one of the last segment is written again."""
     file = log.file(number)
     data = bytearray(FILE_HEADER_BYTES)
-    n = disk.read_into(file.fd, [data], 0)
+    n = log.read_raw(number, data, 0)
     header = FileHeader.parse(data, str(file.path)) if n == FILE_HEADER_BYTES else None
     if header is not None:
         if header.segment != number:
@@ -54,7 +54,6 @@ def _first_position(log: SegmentLog, number: int, last: bool) -> Position:
         log.recovered.truncated_bytes += n
         os.ftruncate(file.fd, 0)
         disk.write_all(file.fd, [FileHeader(number, log.end.batch).encode()], 0)
-        disk.fsync(file.fd)
         return Position(number, FILE_HEADER_BYTES, log.end.batch)
     raise CorruptSegment(f"{file.path} at offset 0: the file header is damaged")
 
@@ -75,10 +74,10 @@ def _batch_at(log: SegmentLog, at: Position) -> list[Found] | None:
 def _batches_behind(log: SegmentLog, at: Position) -> set[int]:
     """Batch numbers of the sound record headers that lie anywhere behind a place."""
     found: set[int] = set()
-    fd, size, offset = log.file(at.segment).fd, log.size(at.segment), at.offset
+    size, offset = log.size(at.segment), at.offset
     window = bytearray(_WINDOW + HEADER_BYTES)
     while offset < size:
-        n = disk.read_into(fd, [window], offset)
+        n = log.read_raw(at.segment, window, offset)
         data = bytes(window[:n])
         place = data.find(MAGIC)
         while 0 <= place < _WINDOW:
@@ -101,7 +100,9 @@ def _end_segment(log: SegmentLog, last: bool) -> None:
         )
     if last:
         os.ftruncate(file.fd, offset)
-        # Also without a torn tail: replayed batches may still be in the page cache alone.
+        # Also without a torn tail: replayed batches may still be in the page cache alone. So may the
+        # file's name, where its maker was killed before he synced it.
         disk.fsync(file.fd)
+        disk.fsync_dir(log.folder)
         log.recovered.truncated_bytes += torn
         log.sealed = False

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvtrial.cold import disk
-from kvtrial.cold._reader import SHORT_BYTES, read_record
+from kvtrial.cold._reader import SHORT_BYTES, WINDOW_BYTES, read_record
 from kvtrial.cold.disk import Buffer
-from kvtrial.cold.errors import ColdError, CorruptSegment, DiskFull, StorePoisoned
+from kvtrial.cold.errors import ColdError, CorruptSegment, DiskFull, StorePoisoned, Unreadable
 from kvtrial.cold.records import (
     FILE_HEADER_BYTES,
     HEADER_BYTES,
@@ -229,11 +229,11 @@ class SegmentLog:
         list of bytes
             Each record's meta.
         int64 (2,)
-            Nanoseconds of reading and of checking, over all threads.
+            Nanoseconds of reading, and of checking and moving, over all threads.
 
         Raises
         ------
-        CorruptSegment
+        CorruptSegment, Unreadable
             Buffers may be filled in part.
         """
         parts = [part for part in np.array_split(np.arange(len(wanted)), threads) if len(part)]
@@ -241,7 +241,8 @@ class SegmentLog:
 
         def read_part(n: int) -> list[bytes]:
             first, last = int(parts[n][0]), int(parts[n][-1])
-            return [self._read_one(record, spent[n]) for record in wanted[first : last + 1]]
+            window = bytearray(WINDOW_BYTES)
+            return [self._read_one(record, window, spent[n]) for record in wanted[first : last + 1]]
 
         if len(parts) < 2:
             return (read_part(0) if parts else []), spent.sum(axis=0)
@@ -249,12 +250,15 @@ class SegmentLog:
             metas = [meta for part in pool.map(read_part, range(len(parts))) for meta in part]
         return metas, spent.sum(axis=0)
 
-    def _read_one(self, wanted: Wanted, spent: I64) -> bytes:
+    def _read_one(self, wanted: Wanted, window: bytearray, spent: I64) -> bytes:
         key, file, location, pages = wanted
         if len(pages) != location.pages:
             raise self.corrupt(location, f"{location.pages} pages, where meta has {len(pages)}")
         head = bytearray(location.head_nbytes)
-        state = read_record(file.fd, location.offset, head, pages, spent)
+        try:
+            state = read_record(file.fd, location.offset, head, pages, window, spent)
+        except OSError as error:
+            raise self._unreadable(location.segment, location.offset, error) from error
         if state == -2:
             raise self.corrupt(location, _ENDS)
         # A page's sum lies in the head, so if that is damaged the page may well be sound.
@@ -273,11 +277,25 @@ class SegmentLog:
             raise self.corrupt(location, f"the payload's checksum is wrong in page {state}")
         return meta
 
-    def record_at(self, segment: int, offset: int) -> Found | None:
-        """The record at ``offset``, all sums verified; None where it isn't whole."""
-        file = self.file(segment)
+    def read_raw(self, segment: int, into: bytearray, offset: int) -> int:
+        """Bytes of the file as they are; how many came, fewer only at its end."""
+        try:
+            return disk.read_into(self.file(segment).fd, [into], offset)
+        except OSError as error:
+            raise self._unreadable(segment, offset, error) from error
+
+    def _unreadable(self, segment: int, offset: int, error: OSError) -> Unreadable:
+        return Unreadable(
+            error.errno,
+            f"{self.path(segment)} at offset {offset} can't be read ({os.strerror(error.errno or 0)}); "
+            "nothing was changed; check the disk, then put the file back from a copy, or delete() what "
+            "verify() names and spill it again",
+        )
+
+    def head_at(self, segment: int, offset: int) -> Found | None:
+        """The record at ``offset``, by its head; None where that is damaged or the file too short."""
         head = bytearray(HEADER_BYTES)
-        if disk.read_into(file.fd, [head], offset) < HEADER_BYTES:
+        if self.read_raw(segment, head, offset) < HEADER_BYTES:
             return None
         header = Header.parse(head)
         if header is None:
@@ -285,21 +303,37 @@ class SegmentLog:
         location = header.location(segment, offset)
         if offset + location.nbytes > self.size(segment):
             return None
+        head = bytearray(location.head_nbytes)
+        self.read_raw(segment, head, offset)
+        meta = header.meta_of(head)
+        return None if meta is None else Found(header, location, meta)
+
+    def record_at(self, segment: int, offset: int) -> Found | None:
+        """The record at ``offset``, all sums verified; None where it isn't whole."""
+        found = self.head_at(segment, offset)
+        if found is None:
+            return None
+        location = found.location
         pages = location.split(memoryview(bytearray(location.payload_nbytes)))
         try:
-            ((meta,), _) = self.read([Wanted(header.key, file, location, pages)])
+            self.read([Wanted(found.header.key, self.file(segment), location, pages)])
         except CorruptSegment:
             return None
-        return Found(header, location, meta)
+        return found
 
     def scan(self, segment: int) -> Iterator[Found]:
-        """Every record of a recovered segment; `CorruptSegment` at the first damaged one."""
+        """Every record of a recovered segment, by its head; `CorruptSegment` at a damaged one.
+
+        Pages are not read: a damaged one that nobody needs any more is in nobody's way.
+        """
         offset = FILE_HEADER_BYTES
         end = self.end.offset if segment == self.end.segment else self.size(segment)
         while offset < min(end, self.size(segment)):
-            found = self.record_at(segment, offset)
+            found = self.head_at(segment, offset)
             if found is None:
-                raise self.corrupt(Location(segment, offset, 0, 0, 0), "the record is damaged")
+                raise self.corrupt(
+                    Location(segment, offset, 0, 0, 0), "the record's head is damaged"
+                )
             yield found
             offset += found.location.nbytes
 

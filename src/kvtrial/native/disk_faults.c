@@ -1,8 +1,8 @@
 /* A disk that fails on request, for `kvtrial.cold.faults`: loaded before the C library (LD_PRELOAD) it
- * stands in front of the calls that write and sync, for files below one folder. RocksDB goes through them
- * as well. Linux and glibc.
+ * stands in front of the calls that write, sync, and read at a place, for files below one folder. RocksDB
+ * goes through them as well. Linux and glibc.
  *
- * It counts those calls; lets them fail, write less than they were asked to, or kill the process; and
+ * It counts writes and syncs; lets calls fail, write less than they were asked to, or kill the process; and
  * models a power cut: with a memory folder given, a sync copies the file there (or, of a folder, its names)
  * instead of asking the disk, so that what lies there is what would be left. RocksDB's own log of events
  * (LOG*) and lock files mean nothing and are left alone. */
@@ -23,11 +23,11 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { WRITE = 0, SYNC = 1, ANY = 2 };
+enum { WRITE = 0, SYNC = 1, ANY = 2, READ = 3 }; /* ANY: a write or a sync */
 enum { DIE = -1, SHORT = -2 }; /* beside the numbers of errno */
 
 static char folder[PATH_MAX], memory[PATH_MAX];
-static long calls[2];
+static long calls[4];
 /* From the `after`-th call of its kind on: a write takes `keep` bytes first, then all fail. */
 static struct { int kind, error; long after, keep; } plan = {.kind = ANY};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -130,7 +130,7 @@ static int fate(int kind)
     pthread_mutex_lock(&lock);
     calls[kind]++;
     int error = 0;
-    if (plan.error && (plan.kind == kind || plan.kind == ANY) && plan.after-- <= 0) {
+    if (plan.error && (plan.kind == kind || (plan.kind == ANY && kind != READ)) && plan.after-- <= 0) {
         plan.after = 0;
         error = plan.error;
         if (kind == WRITE && plan.keep > 0)
@@ -172,6 +172,16 @@ static ssize_t watched_write(int fd, const struct iovec *pieces, int n, off_t of
             plan.keep = 0; /* the next one fails */
         return done;
     }
+    errno = error;
+    return -1;
+}
+
+static ssize_t watched_read(int fd, const struct iovec *pieces, int n, off_t offset)
+{
+    char path[PATH_MAX];
+    int error = plan.kind == READ && is_watched(fd, path) ? fate(READ) : 0;
+    if (!error)
+        return syscall(SYS_preadv, fd, pieces, n, (long)offset, 0L);
     errno = error;
     return -1;
 }
@@ -231,6 +241,38 @@ EXPORT ssize_t pwritev2(int fd, const struct iovec *pieces, int n, off_t offset,
 EXPORT ssize_t pwritev64v2(int fd, const struct iovec *pieces, int n, off_t offset, int flags)
 {
     return pwritev2(fd, pieces, n, offset, flags);
+}
+
+EXPORT ssize_t pread(int fd, void *data, size_t n, off_t offset)
+{
+    return watched_read(fd, &(struct iovec){data, n}, 1, offset);
+}
+
+EXPORT ssize_t pread64(int fd, void *data, size_t n, off_t offset)
+{
+    return pread(fd, data, n, offset);
+}
+
+/* Python's os.preadv; the flags are hints. */
+EXPORT ssize_t preadv2(int fd, const struct iovec *pieces, int n, off_t offset, int flags)
+{
+    (void)flags;
+    return watched_read(fd, pieces, n, offset);
+}
+
+EXPORT ssize_t preadv64v2(int fd, const struct iovec *pieces, int n, off_t offset, int flags)
+{
+    return preadv2(fd, pieces, n, offset, flags);
+}
+
+EXPORT ssize_t preadv(int fd, const struct iovec *pieces, int n, off_t offset)
+{
+    return watched_read(fd, pieces, n, offset);
+}
+
+EXPORT ssize_t preadv64(int fd, const struct iovec *pieces, int n, off_t offset)
+{
+    return preadv(fd, pieces, n, offset);
 }
 
 EXPORT int fsync(int fd) { return watched_sync(fd, SYS_fsync); }
