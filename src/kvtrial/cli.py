@@ -1,4 +1,4 @@
-"""The command ``kvtrial``: verdicts, the machine, a candidate at work on, generation, lists."""
+"""The command ``kvtrial``: verdicts, the machine, candidates, generation, cold stores, lists."""
 
 from __future__ import annotations
 
@@ -179,6 +179,27 @@ def fleet(args: argparse.Namespace) -> None:
     _print(args.json, rows, lambda: verdicts.render(rows))
 
 
+def cold(args: argparse.Namespace) -> int:
+    """kvtrial cold VERB FOLDER"""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from kvtrial.cold import upkeep
+
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task(args.verb, total=None)
+        found = upkeep.look_after(
+            args.verb,
+            args.folder,
+            args.keys,
+            lambda done, to_do: bar.update(task, completed=done, total=to_do),
+        )
+    _print(args.json, found, lambda: upkeep.render(found))
+    return 0 if upkeep.sound(found) else EXIT_FAILED
+
+
 def _print(as_json: bool, document: Any, render: Callable[[], Any]) -> None:
     """A document for programs or for people."""
     if as_json:
@@ -269,6 +290,16 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(fleet, "one table over many verdicts", "fleet results/*/verdict.json --json")
     sub.add_argument("files", nargs="+", type=Path, metavar="FILE", help="verdict.json, or a run")
+    sub.add_argument("--json", action="store_true", help="for programs")
+
+    sub = add(
+        cold,
+        "look after a cold store: list it, check it, delete from it, give space back",
+        "cold verify FOLDER",
+    )
+    sub.add_argument("verb", choices=("catalogue", "delete", "gc", "verify"))
+    sub.add_argument("folder", type=Path, help="what `kvtrial generate --cold` was given")
+    sub.add_argument("keys", nargs="*", metavar="KEY", help="what to delete: the catalogue's keys")
     sub.add_argument("--json", action="store_true", help="for programs")
 
     add(candidates, "list the candidates, and which are built, default or retired", "candidates")

@@ -12,7 +12,7 @@ import pytest
 from kvtrial import cli, contract
 
 SUBCOMMANDS = ["verdict", "decide", "generate", "fetch", "doctor", "try", "fleet"]
-SUBCOMMANDS += ["candidates", "models"]
+SUBCOMMANDS += ["cold", "candidates", "models"]
 
 
 @pytest.fixture(autouse=True)

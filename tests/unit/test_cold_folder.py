@@ -59,6 +59,15 @@ def test_the_folder_itself_may_be_a_link_to_another_filesystem(kind, store, tmp_
         real.rmdir()
 
 
+def test_a_path_through_a_file_or_to_nothing_is_named(kind, store, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for path in (tmp_path / "file" / "cold", tmp_path / "link"):
+        with pytest.raises(errors.ForeignStore, match=rf"{path} can't be made"):
+            open_cold(kind, path, store.identity())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link"]
+
+
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
 def test_a_folder_that_can_not_be_written_is_named(kind, store, tmp_path, monkeypatch, code):
     spilled(kind, tmp_path / "cold", store)

@@ -60,6 +60,32 @@ def test_a_reader_goes_on_while_its_pages_are_deleted_and_collected(cold, store,
     assert session.contents() == want.contents()
 
 
+def test_verify_lets_others_in_and_leaves_out_what_they_delete(cold, store):
+    """A page that goes between the list and its turn is no damage; a restore comes in on the way."""
+    want = store.filled(2 * P, seed=1)
+    cold.spill(want, tokens(2 * P, 1))
+    cold.spill(store.filled(4 * P, seed=2), tokens(4 * P, 2))
+    rows = []
+
+    def restore_and_delete():
+        back = store.open_session()
+        rows.append((cold.restore(tokens(2 * P, 1), back), back.contents() == want.contents()))
+        rows.append(cold.delete(tokens(4 * P, 2)))
+
+    def meanwhile(done, pages):
+        if done == 1:
+            thread = threading.Thread(target=restore_and_delete)
+            thread.start()
+            thread.join()
+        seen.append((done, pages))
+
+    seen: list[tuple[int, int]] = []
+    assert cold.verify(meanwhile) == []
+    assert rows == [(2 * P, True), True]
+    assert seen == [(n, 6) for n in range(1, 7)]
+    assert cold.contains(tokens(4 * P, 2)) == 0
+
+
 def test_a_spill_between_the_steps_of_gc_survives(store, tmp_path, monkeypatch):
     with open_cold("Z2", tmp_path / "cold", store.identity()) as cold:
         for first in range(4):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -94,6 +94,15 @@ def test_spilling_again_writes_nothing(cold, store):
     assert cold.disk_bytes() == before
 
 
+def test_what_is_stored_is_shared_by_the_next_process_too(kind, store, tmp_path):
+    session = store.filled(2 * P + 1)
+    with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+        cold.spill(session, tokens(2 * P + 1))
+    with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+        again = cold.spill(session, tokens(2 * P + 1))
+    assert (again.pages_written, again.pages_shared, again.payload_bytes) == (0, 3, 0)
+
+
 def test_a_page_shared_by_prefix_outlives_one_of_its_sequences(cold, store):
     one, two = tokens(3 * P), np.concatenate([tokens(2 * P), 5 + tokens(P)])
     session = store.filled(3 * P)
@@ -108,6 +117,36 @@ def test_a_page_shared_by_prefix_outlives_one_of_its_sequences(cold, store):
     assert back.contents() == session.contents()
     assert cold.verify() == []
     assert [e.rows for e in cold.catalogue()] == [3 * P]
+
+
+def test_a_store_is_looked_after_without_an_identity(kind, store, tmp_path):
+    with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+        cold.spill(store.filled(3 * P), tokens(3 * P))
+        cold.spill(store.filled(P), 1 + tokens(P))
+    with open_cold(None, tmp_path / "cold") as cold:
+        longer, shorter = sorted(cold.catalogue(), key=lambda entry: -entry.rows)
+        assert (longer.rows, longer.pages, shorter.rows) == (3 * P, 3, P)
+        seen = []
+        assert cold.verify(progress=lambda *done: seen.append(done)) == []
+        assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        assert cold.delete(longer.key)
+        assert not cold.delete(longer.key)
+        assert cold.catalogue() == [shorter]
+        seen.clear()
+        cold.gc(progress=lambda *done: seen.append(done))
+        assert seen[-1] == (len(seen), len(seen)) and len(seen) == {"Z1": 4, "Z2": 1}[kind]
+        with pytest.raises(InvalidArgument, match="no key of a sequence"):
+            cold.delete("a sequence")
+        for verb in (
+            cold.contains,
+            cold.delete,
+            lambda ids: cold.restore(ids, store.open_session()),
+        ):
+            with pytest.raises(InvalidArgument, match="without an identity"):
+                verb(tokens(P))
+    with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+        assert cold.contains(tokens(3 * P)) == 0
+        assert cold.contains(1 + tokens(P)) == P
 
 
 def test_deleted_space_comes_back_and_deleted_pages_do_not(kind, store, tmp_path):
@@ -141,22 +180,26 @@ def test_a_pool_too_small_changes_nothing(cold, store):
     assert cold.restore(tokens(P), back) == P
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model_sha256": "another"},
-        {"rope_base": 1e6},
-        {"kernel_abi": 2},
-        {"head_dim": 32},
-        {"page_format": "other"},
-    ],
-    ids=lambda c: next(iter(c)),
-)
-def test_another_identity_is_a_miss(kind, store, tmp_path, change):
+ANOTHER = {
+    "model_sha256": "another",
+    "rope_base": 1e6,
+    "kernel_abi": 2,
+    "head_dim": 32,
+    "page_format": "other",
+    "page_tokens": 32,
+    "layers": 3,
+    "kv_heads": 2,
+    "base_position": 2,
+    "kv_head_range": (0, 1),
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(keys.Identity)])
+def test_another_identity_is_a_miss(kind, store, tmp_path, name):
     identity = store.identity()
     with open_cold(kind, tmp_path / "cold", identity) as cold:
         cold.spill(store.filled(P), tokens(P))
-    with open_cold(kind, tmp_path / "cold", replace(identity, **change)) as cold:
+    with open_cold(kind, tmp_path / "cold", replace(identity, **{name: ANOTHER[name]})) as cold:
         assert cold.contains(tokens(P)) == 0
 
 
@@ -242,6 +285,16 @@ def test_foreign_folders_and_formats_are_refused(kind, store, tmp_path):
     (tmp_path / "cold" / "FORMAT.json").write_text(json.dumps({"format": 0, "kind": kind}))
     with pytest.raises(errors.FormatMismatch, match="'format': 0"):
         open_cold(kind, tmp_path / "cold", store.identity())
+
+
+def test_the_threads_of_the_session_s_store_share_the_reading(kind, tmp_path):
+    store = PatternStore(threads=2)
+    with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+        session = store.filled(9 * P + 1)
+        cold.spill(session, tokens(9 * P + 1))
+        back = store.open_session()
+        assert cold.restore(tokens(9 * P + 1), back) == 9 * P + 1
+        assert back.contents() == session.contents()
 
 
 def test_an_unknown_kind_lists_the_known(store, tmp_path):

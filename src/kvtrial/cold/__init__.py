@@ -21,7 +21,7 @@ __all__ = ["KINDS", "ColdStore", "Identity", "SpillReport", "open_cold"]
 KINDS: dict[str, type[ColdStore]] = {"Z1": ValueStore, "Z2": SegmentStore}
 
 
-def open_cold(kind: str | None, path: Path | str, identity: Identity) -> ColdStore:
+def open_cold(kind: str | None, path: Path | str, identity: Identity | None = None) -> ColdStore:
     """Open the store in the folder ``path``, or begin one there.
 
     Parameters
@@ -30,13 +30,14 @@ def open_cold(kind: str | None, path: Path | str, identity: Identity) -> ColdSto
         None is what lies there, Z2 where nothing does.
     path : Path
         A folder of its own.
-    identity : Identity
-        Whose pages are spilled and restored; `Identity.of` makes it from a hot store.
+    identity : Identity, optional
+        Whose pages are spilled and restored; `Identity.of` makes it from a hot store. Not needed to
+        look after a store: ``catalogue``, ``delete`` by key, ``gc``, ``verify``.
 
     Raises
     ------
     InvalidArgument, StoreLocked, ForeignStore, FormatMismatch, NotWritable, CorruptSegment,
-    CorruptIndex, OSError
+    CorruptIndex, Unreadable, OSError
     """
     path = Path(path)
     if kind is None:

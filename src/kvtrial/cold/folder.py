@@ -44,6 +44,10 @@ def claim(path: Path, kind: str) -> int:
                 f"{path} can't be written ({os.strerror(error.errno)}); a cold store takes a lock "
                 "and recovers as it opens: give a folder that you may write to",
             ) from error
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            raise ForeignStore(
+                f"{path} can't be made: a part of it is a file, or a link to nothing; give another folder"
+            ) from error
         raise
     try:
         _claim_format(path, kind)

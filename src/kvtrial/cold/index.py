@@ -213,11 +213,13 @@ class Index:
         except Exception as error:
             raise self._ours(error) from error
 
-    def compact(self) -> None:
-        """Rewrite everything without what was deleted."""
-        for family in self._families.values():
-            family.flush()
-            family.compact_range(None, None)
+    def compact(self, family: str) -> None:
+        """Rewrite a family without what was deleted."""
+        try:
+            self._families[family].flush()
+            self._families[family].compact_range(None, None)
+        except Exception as error:
+            raise self._ours(error) from error
 
     def close(self) -> None:
         """Close the database; unsynced writes stay in the operating system's hands."""

@@ -19,8 +19,8 @@ recompute_tokens  up to which a prefill is measured
 ==============  ====================================================================================
 
 All arms write the same pages in as many batches with as many syncs, and read them into the same pages
-of one pool, which were written to before (no page fault is measured). The baseline ``plain`` is one
-file, without index, keys or checksums, read by one thread.
+of one pool, which were written to before (no page fault is measured), each by one thread. The baseline
+``plain`` is one file, without index, keys or checksums.
 
 Restores of shorter prefixes, and prefills of the same tokens, carry their own ``context``.
 """

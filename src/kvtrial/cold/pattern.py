@@ -19,13 +19,16 @@ PATTERN_ROWS = 37  # two whole pages of 16 and a partial one
 class PatternStore:
     """Pages of plain bytes behind those verbs of the contract that the cold tier uses."""
 
-    def __init__(self, page_tokens: int = 16, pages: int = 10_000, layers: int = 2) -> None:
+    def __init__(
+        self, page_tokens: int = 16, pages: int = 10_000, layers: int = 2, threads: int = 1
+    ) -> None:
         self.spec = StoreSpec(
             layers=layers,
             q_heads=1,
             kv_heads=1,
             head_dim=8,
             page_tokens=page_tokens,
+            threads=threads,
             budget_bytes=1,
         )
         self.page_format = f"pattern-P{page_tokens}"

@@ -28,7 +28,7 @@ class RestoreTimes:
     read_ns : int
         Reading the pages: system calls, or RocksDB and its binding.
     check_ns : int
-        Checksums; 0 where RocksDB checks as it reads.
+        Checksums, and pages moved to their places in the same pass; 0 where RocksDB checks as it reads.
     import_ns : int
         The rest: pages taken from the pool, copied into where the binding needs it, made valid.
     """
@@ -40,7 +40,7 @@ class RestoreTimes:
 
 
 class Entry(NamedTuple):
-    """A line of the catalogue."""
+    """A line of the catalogue; `ColdStore.delete` takes ``key``. ``created``: seconds since the epoch."""
 
     key: str
     rows: int
@@ -49,7 +49,9 @@ class Entry(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Something that `ColdStore.verify` found damaged."""
+    """A page that `ColdStore.verify` found damaged: its key, what is wrong, and the catalogue's keys of
+    the sequences that need it. Without one, `ColdStore.gc` takes it."""
 
     key: str
     what: str
+    sequences: tuple[str, ...]

@@ -16,10 +16,11 @@ from kvtrial.cold import disk
 from kvtrial.cold.errors import ColdError, CorruptIndex, StorePoisoned
 from kvtrial.cold.index import Batch, Index, Snapshot
 from kvtrial.cold.page import Page
+from kvtrial.cold.prefix import Stored
 from kvtrial.cold.records import DELETE, PAGE, SNAPSHOT, Location, Record
 from kvtrial.cold.recovery import recover
 from kvtrial.cold.segments import Found, Position, Recovered, SegmentLog, Wanted
-from kvtrial.cold.store import ColdStore, Reader, Stored
+from kvtrial.cold.store import ColdStore, Progress, Reader
 
 #: gc rewrites a segment once less than this part of it is live.
 LIVE_FRACTION = 0.5
@@ -134,7 +135,7 @@ class SegmentStore(ColdStore):
         key = snapshot.key if snapshot is not None else _NO_SNAPSHOT
         self._append([Record(DELETE, key, b"".join(page_keys))])
 
-    def _reclaim(self) -> None:
+    def _reclaim(self, progress: Progress) -> None:
         """Move what is live out of mostly dead segments, oldest first, and remove those.
 
         Others come in between the steps. What they add goes to the end of the log, never into a
@@ -148,7 +149,7 @@ class SegmentStore(ColdStore):
             dead = [n for n in self._log.numbers() if live[n] < LIVE_FRACTION * self._log.size(n)]
             if dead and dead[-1] == self._log.end.segment:
                 self._log.sealed = True
-        for number in dead:
+        for n, number in enumerate(dead, start=1):
             records = self._log.scan(number)
             while step := list(islice(records, MOVE_RECORDS)):
                 with self._using():
@@ -156,6 +157,7 @@ class SegmentStore(ColdStore):
                         self._poisoning(self._append, moved)
             with self._using():
                 self._poisoning(self._remove, number)
+            progress(n, len(dead))
 
     def _remove(self, number: int) -> None:
         # The index must not point into the file, not even after a crash that undoes its last

@@ -5,9 +5,9 @@
 ``restore``    fill an empty session with the longest stored prefix, whole pages
 ``contains``   rows of that prefix
 ``catalogue``  the spilled sequences
-``delete``     forget one; pages that others share stay
+``delete``     forget one, by its tokens or its key; pages that others share stay
 ``gc``         give the space of forgotten pages back
-``verify``     read everything and name what is damaged
+``verify``     read everything, and name what is damaged and who needs it
 =============  ==========================================================================
 
 A spilled sequence is a *snapshot*: a list of page keys. Reference counts are not stored: a page is
@@ -19,8 +19,8 @@ returns) after one fsync that makes all of it durable, and becomes visible only 
 recovered whole or not at all.
 
 One process opens a store at a time. Calls of its threads take turns, but for the reading itself: a
-restore that has found its pages goes on beside others and beside ``gc``, which lets others in between
-its steps.
+restore that has found its pages goes on beside others. ``gc`` and ``verify`` let others in between their
+steps.
 """
 
 from __future__ import annotations
@@ -32,42 +32,24 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from kvtrial import machine
 from kvtrial.cold import disk, folder, keys
 from kvtrial.cold.ahead import ahead
-from kvtrial.cold.errors import (
-    ColdError,
-    CorruptSegment,
-    IdentityMismatch,
-    KeyCollision,
-    StoreClosed,
-    StorePoisoned,
-)
+from kvtrial.cold.errors import ColdError, StoreClosed, StorePoisoned
 from kvtrial.cold.index import Index, Snapshot
 from kvtrial.cold.keys import Identity, PageKey
-from kvtrial.cold.page import Page, PageMeta, content_address, flat
+from kvtrial.cold.page import Page, PageMeta, content_address
+from kvtrial.cold.prefix import Stored, longest, refuse_other_holes, stored
 from kvtrial.cold.reports import Entry, Fault, RestoreTimes, SpillReport
-from kvtrial.contract import I64, Bool, InvalidArgument, KVSession, StepIncomplete
+from kvtrial.cold.sessions import refuse_other, take, validity
+from kvtrial.contract import InvalidArgument, KVSession
 
-#: One thread alone is bound by the kernel's copy and then by its own checksums; two overlap them.
-READ_THREADS = 2
-#: Pages that are looked up together; a prefix that ends early costs one such step.
-_LOOKUP_PAGES = 256
-
-
-class Stored(NamedTuple):
-    """A page of a prefix that is stored."""
-
-    page: PageKey
-    meta: PageMeta
-
-
+#: Called with what is done and what there is to do.
 Progress = Callable[[int, int], None]
 #: Fills each stored page's views from disk, checked, with so many threads; nanoseconds of reading and
 #: of checking.
@@ -81,19 +63,21 @@ class ColdStore(ABC):
     ----------
     path : Path
         The store's folder; made where it is missing. An existing one must be a store of this kind.
-    identity : Identity
-        Whose pages are spilled and restored. One folder may hold those of many.
+    identity : Identity, optional
+        Whose pages are spilled and restored. One folder may hold those of many. The verbs that look
+        after the store (``catalogue``, ``delete`` by key, ``gc``, ``verify``) need none.
 
     Raises
     ------
-    StoreLocked, ForeignStore, FormatMismatch, NotWritable, CorruptSegment, CorruptIndex, OSError
+    StoreLocked, ForeignStore, FormatMismatch, NotWritable, CorruptSegment, CorruptIndex, Unreadable,
+    OSError
     """
 
     kind: str
 
-    def __init__(self, path: Path, identity: Identity) -> None:
+    def __init__(self, path: Path, identity: Identity | None = None) -> None:
         self.path = path
-        self.identity = identity
+        self._identity = identity
         #: Of the last restore that found something.
         self.times: RestoreTimes | None = None
         self._mutex = threading.RLock()
@@ -106,6 +90,15 @@ class ColdStore(ABC):
         except BaseException:
             os.close(self._lock_fd)
             raise
+
+    @property
+    def identity(self) -> Identity:
+        """Whose pages are spilled and restored; `InvalidArgument` where the opener did not say."""
+        if self._identity is None:
+            raise InvalidArgument(
+                f"{self.path} was opened without an identity; open it with Identity.of(store, ...)"
+            )
+        return self._identity
 
     # ---- what a kind of store adds
 
@@ -128,7 +121,7 @@ class ColdStore(ABC):
         """Forget a snapshot and pages, durably."""
 
     @abstractmethod
-    def _reclaim(self) -> None:
+    def _reclaim(self, progress: Progress) -> None:
         """Give back the space of what was dropped; takes the lock itself, step by step."""
 
     @abstractmethod
@@ -166,12 +159,12 @@ class ColdStore(ABC):
         if batch_pages < 1:
             raise InvalidArgument(f"batch_pages is {batch_pages}; it must be at least 1")
         with self._using():
-            self._refuse_other(session)
-            valid = _validity(session, self.identity, len(tokens))
+            refuse_other(session, self.identity)
+            valid = validity(session, self.identity, len(tokens))
             chain = list(keys.chain(self.identity, tokens))
-            present = {stored.page.key: stored.meta for stored in self._lookup(chain)}
+            present = {page.key: meta for page, meta in stored(self._index, chain)}
             missing = [i for i, page in enumerate(chain) if page.key not in present]
-            self._refuse_other_holes(chain, present, valid)
+            refuse_other_holes(chain, present, valid)
             snapshot = Snapshot(valid.shape[1], time.time(), tuple(page.key for page in chain))
             known = self._index.get("snapshots", snapshot.key) is not None
             batches = [
@@ -180,10 +173,10 @@ class ColdStore(ABC):
             ]
             payload_bytes = 0
 
-            def take(batch: list[int]) -> list[Page]:
-                return [self._take(session, i, chain[i], valid) for i in batch]
+            def take_all(batch: list[int]) -> list[Page]:
+                return [take(session, i, chain[i], valid) for i in batch]
 
-            with ahead(take, batches) as taken:
+            with ahead(take_all, batches) as taken:
                 for n, pages in enumerate(taken, start=1):
                     last = n == len(batches)
                     self._poisoning(self._write, pages, snapshot if last else None)
@@ -197,6 +190,8 @@ class ColdStore(ABC):
     def restore(self, token_ids: Any, session: KVSession) -> int:
         """Fill an empty session with the longest stored prefix of ``token_ids``.
 
+        It reads with as many threads as the session's store has, where there are so many CPUs.
+
         Returns
         -------
         int
@@ -204,26 +199,26 @@ class ColdStore(ABC):
 
         Raises
         ------
-        IdentityMismatch, PoolExhausted, HoleNotAllowed, CorruptSegment
+        IdentityMismatch, PoolExhausted, HoleNotAllowed, CorruptSegment, CorruptIndex, Unreadable
             The session is as it was before.
         """
         begun = time.perf_counter_ns()
         tokens = keys.as_tokens(token_ids)
         with self._using():
-            self._refuse_other(session)
-            stored = self._prefix(tokens)
-            if not stored:
+            refuse_other(session, self.identity)
+            pages = longest(self._index, self.identity, tokens)
+            if not pages:
                 return 0
-            read = self._reader(stored)
+            read = self._reader(pages)
         found = time.perf_counter_ns()
-        valid = np.concatenate([meta.valid for _, meta in stored], axis=1)
+        valid = np.concatenate([meta.valid for _, meta in pages], axis=1)
         views = session.begin_restore(valid)
         try:
             columns = [
                 [view for layer in views if (view := layer[i]) is not None]
-                for i in range(len(stored))
+                for i in range(len(pages))
             ]
-            threads = min(machine.usable_cpus(), max(READ_THREADS, session.store.spec.threads))
+            threads = min(machine.usable_cpus(), session.store.spec.threads)
             read_ns, check_ns = read(columns, threads)
         except BaseException:
             session.cancel_restore()
@@ -237,7 +232,7 @@ class ColdStore(ABC):
         """Rows that `restore` would give."""
         tokens = keys.as_tokens(token_ids)
         with self._using():
-            return sum(len(page.tokens) for page, _ in self._prefix(tokens))
+            return sum(len(p.tokens) for p, _ in longest(self._index, self.identity, tokens))
 
     def catalogue(self) -> list[Entry]:
         """The spilled sequences of all identities, newest first."""
@@ -245,14 +240,23 @@ class ColdStore(ABC):
             snapshots = sorted(self._snapshots(), key=lambda s: -s.created)
             return [Entry(s.key.hex(), s.rows, len(s.page_keys), s.created) for s in snapshots]
 
-    def delete(self, token_ids: Any) -> bool:
-        """Forget the sequence spilled under exactly ``token_ids``; False where there is none.
+    def delete(self, sequence: Any) -> bool:
+        """Forget a spilled sequence; False where there is none.
 
-        Pages that another snapshot names stay. The space comes back with `gc`.
+        Pages that another sequence needs stay. The space comes back with `gc`.
+
+        Parameters
+        ----------
+        sequence : int (n,) or str
+            Exactly the tokens that it was spilled under, or its key in the catalogue.
         """
-        last = deque(keys.chain(self.identity, keys.as_tokens(token_ids)), maxlen=1)
+        if isinstance(sequence, str):
+            key = _key_of(sequence)
+        else:
+            chain = keys.chain(self.identity, keys.as_tokens(sequence))
+            key = next((page.key for page in deque(chain, maxlen=1)), b"")
         with self._using():
-            data = self._index.get("snapshots", last[0].key) if last else None
+            data = self._index.get("snapshots", key)
             if data is None:
                 return False
             snapshot = Snapshot.decode(data)
@@ -261,11 +265,24 @@ class ColdStore(ABC):
             self._poisoning(self._drop, snapshot, unshared)
             return True
 
-    def gc(self) -> int:
-        """Drop pages of interrupted spills and give back space.
+    def gc(self, progress: Progress | None = None) -> int:
+        """Drop pages of interrupted spills and give back space; others come in between.
 
-        Returns the bytes by which the files shrank; below zero where RocksDB's log had to be
-        written out first, or where others spilled meanwhile.
+        Parameters
+        ----------
+        progress : callable(done, to do), optional
+            Called after each segment that is emptied (Z2) or family that is compacted (Z1).
+
+        Returns
+        -------
+        int
+            Bytes by which the files shrank; below zero where RocksDB's log had to be written out
+            first, or where others spilled meanwhile.
+
+        Raises
+        ------
+        CorruptSegment
+            A page that is still needed is damaged; `verify` names it and who needs it.
         """
         with self._collecting:
             before = self.disk_bytes()
@@ -274,31 +291,56 @@ class ColdStore(ABC):
                 orphans = [k for k, _ in self._index.items("prefix") if k not in kept]
                 if orphans:
                     self._poisoning(self._drop, None, orphans)
-            self._reclaim()
+            self._reclaim(progress or _silent)
             return before - self.disk_bytes()
 
-    def verify(self) -> list[Fault]:
-        """Read every page and compare it with its content address; an empty list is sound."""
-        faults = []
+    def verify(self, progress: Progress | None = None) -> list[Fault]:
+        """Read every page and compare it with its content address; an empty list is sound.
+
+        Others come in between the pages; what they delete is left out.
+
+        Parameters
+        ----------
+        progress : callable(pages done, pages), optional
+            Called after each page.
+        """
         with self._using():
-            for key, data in self._index.items("prefix"):
-                try:
-                    meta = PageMeta.decode(data)
-                    buffer = bytearray(meta.payload_nbytes)
-                    page = PageKey(key, meta.parent, meta.tokens)
-                    self._reader([Stored(page, meta)])([meta.split(memoryview(buffer))], 1)
-                    if content_address([buffer]) != meta.address:
-                        raise CorruptSegment("the content is not what its address says")
-                except ColdError as error:
-                    faults.append(Fault(key.hex(), str(error)))
-            for snapshot in self._snapshots():
+            page_keys = [key for key, _ in self._index.items("prefix")]
+        damage: dict[bytes, str] = {}
+        for n, key in enumerate(page_keys, start=1):
+            if what := self._damage_of(key):
+                damage[key] = what
+            if progress is not None:
+                progress(n, len(page_keys))
+        with self._using():
+            snapshots = list(self._snapshots())
+            for snapshot in snapshots:
                 found = self._index.get_many("prefix", snapshot.page_keys)
-                faults += [
-                    Fault(key.hex(), f"page of snapshot {snapshot.key.hex()[:16]} is missing")
-                    for key, data in zip(snapshot.page_keys, found)
-                    if data is None
-                ]
-        return faults
+                lost = (key for key, data in zip(snapshot.page_keys, found) if data is None)
+                damage |= dict.fromkeys(lost, "the page is missing")
+        return [
+            Fault(key.hex(), what, tuple(s.key.hex() for s in snapshots if key in s.page_keys))
+            for key, what in damage.items()
+        ]
+
+    def _damage_of(self, key: bytes) -> str:
+        """What is wrong with a page; empty where nothing is, or where it has been deleted."""
+        try:
+            with self._using():
+                data = self._index.get("prefix", key)
+                if data is None:
+                    return ""
+                meta = PageMeta.decode(data)
+                read = self._reader([Stored(PageKey(key, meta.parent, meta.tokens), meta)])
+            buffer = bytearray(meta.payload_nbytes)
+            read([meta.split(memoryview(buffer))], 1)
+            if content_address([buffer]) != meta.address:
+                return "the content is not what its address says"
+        except (StoreClosed, StorePoisoned):
+            raise
+        except ColdError as error:
+            return str(error)
+        return ""
 
     def disk_bytes(self) -> int:
         """Bytes of the store's files."""
@@ -365,84 +407,6 @@ class ColdStore(ABC):
     def _uncertain(self, error: ColdError) -> bool:
         return isinstance(error, StorePoisoned)
 
-    def _refuse_other(self, session: KVSession) -> None:
-        theirs = Identity.of(
-            session.store,
-            model_sha256=self.identity.model_sha256,
-            rope_base=self.identity.rope_base,
-        )
-        for name in ("page_format", "page_tokens", "layers", "kv_heads", "head_dim",
-                     "base_position", "kv_head_range"):  # fmt: skip
-            ours, given = getattr(self.identity, name), getattr(theirs, name)
-            if ours != given:
-                raise IdentityMismatch(
-                    f"the session's {name} is {given!r}, the cold store was opened for {ours!r}; "
-                    "open it with Identity.of(session.store, ...)"
-                )
-
-    @staticmethod
-    def _refuse_other_holes(
-        chain: Sequence[PageKey], present: dict[bytes, PageMeta], valid: Bool
-    ) -> None:
-        start = 0
-        for i, page in enumerate(chain):
-            stop = start + len(page.tokens)
-            meta = present.get(page.key)
-            if meta is not None and not np.array_equal(meta.valid, valid[:, start:stop]):
-                raise KeyCollision(
-                    f"page {i} of these tokens is stored with other holes; delete the sequence "
-                    "that holds it, then spill again"
-                )
-            start = stop
-
-    def _lookup(self, chain: Sequence[PageKey]) -> list[Stored]:
-        """Those pages of a chain that are stored, each compared with what it is asked for."""
-        found = []
-        for page, data in zip(chain, self._index.get_many("prefix", [p.key for p in chain])):
-            if data is None:
-                continue
-            meta = PageMeta.decode(data)
-            if meta.parent != page.parent or meta.tokens.tobytes() != page.tokens.tobytes():
-                raise KeyCollision(
-                    f"key {page.key.hex()[:16]} holds another page's tokens; the stored page is "
-                    "neither served nor replaced"
-                )
-            found.append(Stored(page, meta))
-        return found
-
-    def _prefix(self, tokens: I64) -> list[Stored]:
-        """The longest stored prefix: whole pages, then the longest partial page that follows."""
-        chain = keys.chain(self.identity, tokens)
-        stored: list[Stored] = []
-        after: PageKey | None = None  # the first page that isn't stored
-        while after is None and (step := list(islice(chain, _LOOKUP_PAGES))):
-            found = self._lookup(step)
-            whole = sum(want.key == have.page.key for want, have in zip(step, found))
-            stored += found[:whole]
-            after = step[whole] if whole < len(step) else None
-        if after is None:
-            return stored
-        tails = [
-            PageKey(keys.next_key(after.parent, part), after.parent, part)
-            for n in range(min(len(after.tokens), self.identity.page_tokens - 1), 0, -1)
-            if (part := after.tokens[:n]) is not None
-        ]
-        return stored + self._lookup(tails)[:1]
-
-    def _take(self, session: KVSession, index: int, page: PageKey, valid: Bool) -> Page:
-        """One page index of a session, all layers, without a copy."""
-        p = self.identity.page_tokens
-        part = valid[:, index * p : index * p + len(page.tokens)]
-        payload: list[disk.Buffer] = []
-        for layer in np.flatnonzero(part.any(axis=1)):
-            view = session.page_bytes(int(layer), index)
-            if view is None:
-                raise InvalidArgument(f"layer {layer} has valid rows in page {index} but no page")
-            payload.append(flat(view))
-        page_nbytes = session.store.page_nbytes
-        meta = PageMeta(page.parent, content_address(payload), page.tokens, part, page_nbytes)
-        return Page(page.key, meta, payload)
-
     def _snapshots(self) -> Iterator[Snapshot]:
         for _, data in self._index.items("snapshots"):
             yield Snapshot.decode(data)
@@ -457,24 +421,15 @@ def _size(paths: Iterable[Path]) -> int:
     return total
 
 
-def _validity(session: KVSession, identity: Identity, n_tokens: int) -> Bool:
-    """bool (L, rows) of a session, where each layer's bitmap ends at its last valid row."""
-    base = identity.base_position
-    layers = [session.valid(layer) for layer in range(identity.layers)]
-    rows = max(len(v) for v in layers)
-    if not session.position_holes_allowed and any(len(v) != rows for v in layers):
-        raise StepIncomplete(
-            f"the layers hold {sorted({len(v) for v in layers})} rows; finish or abandon the step, "
-            "then spill"
-        )
-    # Holes at the end shorten a session's length, so with holes there may be more tokens than rows.
-    fits = n_tokens - base >= rows if session.position_holes_allowed else n_tokens - base == rows
-    if not fits or n_tokens <= base:
+def _silent(done: int, to_do: int) -> None:
+    """Progress that nobody asked for."""
+
+
+def _key_of(text: str) -> bytes:
+    """The key that a catalogue's text stands for."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
         raise InvalidArgument(
-            f"token_ids has {n_tokens} ids, the session {base + rows} positions; give the token of "
-            "every position, and at least one row"
-        )
-    valid = np.zeros((identity.layers, n_tokens - base), bool)
-    for layer, bits in enumerate(layers):
-        valid[layer, : len(bits)] = bits
-    return valid
+            f"{text!r} is no key of a sequence; give one of catalogue(), or its tokens"
+        ) from None

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from kvtrial.cold import disk
 from kvtrial.cold.errors import ColdError, CorruptIndex
-from kvtrial.cold.index import Batch, Index, Snapshot
+from kvtrial.cold.index import FAMILIES, Batch, Index, Snapshot
 from kvtrial.cold.page import Page, split
-from kvtrial.cold.store import ColdStore, Reader, Stored
+from kvtrial.cold.prefix import Stored
+from kvtrial.cold.store import ColdStore, Progress, Reader
 
 
 class ValueStore(ColdStore):
@@ -60,9 +61,11 @@ class ValueStore(ColdStore):
             batch.delete("pages", key)
         self._index.write(batch, sync=True)
 
-    def _reclaim(self) -> None:
-        with self._using():
-            self._poisoning(self._index.compact)
+    def _reclaim(self, progress: Progress) -> None:
+        for n, family in enumerate(FAMILIES, start=1):
+            with self._using():
+                self._poisoning(self._index.compact, family)
+            progress(n, len(FAMILIES))
 
     def _uncertain(self, error: ColdError) -> bool:
         # After a failed write of its log RocksDB refuses more until it is reopened.

@@ -1,0 +1,135 @@
+"""A cold store looked after from the command line: ``kvtrial cold VERB FOLDER``.
+
+None of it needs a model, and a folder that holds no store is left as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from kvtrial.cold import open_cold
+from kvtrial.cold.errors import ForeignStore
+from kvtrial.cold.folder import kind_of
+from kvtrial.cold.store import ColdStore, Progress
+from kvtrial.contract import InvalidArgument
+
+_SHOWN = 16  # digits of a key; a store takes any beginning that fits one sequence alone
+
+
+def _catalogue(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
+    return {"sequences": [entry._asdict() for entry in cold.catalogue()]}
+
+
+def _verify(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
+    return {"damage": [fault._asdict() for fault in cold.verify(progress)]}
+
+
+def _gc(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
+    return {"freed_bytes": cold.gc(progress)}
+
+
+def _delete(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
+    known = [entry.key for entry in cold.catalogue()]
+    meant = [_meant(given, known) for given in keys]  # all of them, before the first is gone
+    return {"deleted": [key for key in dict.fromkeys(meant) if cold.delete(key)]}
+
+
+def _meant(given: str, known: Sequence[str]) -> str:
+    """The one key that begins as it was given."""
+    found = [key for key in known if key.startswith(given.lower())]
+    if len(found) != 1:
+        raise InvalidArgument(
+            f"{given!r} is the beginning of {len(found)} keys; give that of one: "
+            f"{', '.join(key[:_SHOWN] for key in found or known) or 'the store is empty'}"
+        )
+    return found[0]
+
+
+_VERBS: dict[str, Callable[[ColdStore, Sequence[str], Progress | None], dict[str, Any]]] = {
+    "catalogue": _catalogue,
+    "delete": _delete,
+    "gc": _gc,
+    "verify": _verify,
+}
+
+
+def look_after(
+    verb: str, folder: Path, keys: Sequence[str] = (), progress: Progress | None = None
+) -> dict[str, Any]:
+    """Do one thing with the store in a folder.
+
+    Parameters
+    ----------
+    verb : {"catalogue", "delete", "gc", "verify"}
+    folder : Path
+    keys : sequence of str
+        For ``delete``: keys of the catalogue, or their beginnings.
+    progress : callable(done, to do), optional
+        For ``gc`` and ``verify``.
+
+    Returns
+    -------
+    dict
+        JSON-safe: ``folder``, ``kind``, ``bytes`` of its files, and ``sequences``, ``deleted``,
+        ``freed_bytes`` or ``damage``.
+
+    Raises
+    ------
+    ForeignStore, InvalidArgument, and what `open_cold` raises
+    """
+    if bool(keys) != (verb == "delete"):
+        raise InvalidArgument(
+            f"{verb} was given {len(keys)} keys; delete takes those of the catalogue, other verbs none"
+        )
+    if kind_of(folder) is None:
+        raise ForeignStore(f"{folder} holds no cold store; `kvtrial generate --cold` makes one")
+    with open_cold(None, folder) as cold:
+        found = _VERBS[verb](cold, keys, progress)
+        return {"folder": str(folder), "kind": cold.kind, "bytes": cold.disk_bytes(), **found}
+
+
+def sound(found: dict[str, Any]) -> bool:
+    """Whether nothing was found damaged."""
+    return not found.get("damage")
+
+
+def render(found: dict[str, Any]) -> Group:
+    """The same for people."""
+    said = f"{found['folder']} ({found['kind']}, {found['bytes'] / 1e6:.1f} MB)"
+    lines: list[Table | Text] = []
+    if "sequences" in found:
+        if found["sequences"]:
+            lines.append(_table(found["sequences"]))
+        last = f"sequences: {len(found['sequences'])}; {said}"
+    elif "damage" in found:
+        for fault in found["damage"]:
+            needed = ", ".join(key[:_SHOWN] for key in fault["sequences"])
+            advice = (
+                f"delete {needed} and spill again" if needed else "nobody needs it: gc takes it"
+            )
+            lines.append(Text(f"page {fault['key'][:_SHOWN]}: {fault['what']}\n  {advice}"))
+        last = f"damaged pages: {len(found['damage'])}; {said}"
+    elif "freed_bytes" in found:
+        last = f"given back: {found['freed_bytes'] / 1e6:.1f} MB; {said}"
+    else:
+        gone = ", ".join(key[:_SHOWN] for key in found["deleted"])
+        last = f"deleted: {gone}, whose space gc gives back; {said}"
+    return Group(*lines, Text(last))
+
+
+def _table(sequences: Sequence[dict[str, Any]]) -> Table:
+    table = Table("key", box=None, pad_edge=False)
+    for name in ("rows", "pages"):
+        table.add_column(name, justify="right")
+    table.add_column("spilled")
+    for entry in sequences:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["created"]))
+        table.add_row(entry["key"][:_SHOWN], str(entry["rows"]), str(entry["pages"]), when)
+    return table
