@@ -56,7 +56,7 @@ typedef struct {
     int64_t q_heads;
     int64_t first_head; /* query heads before those of the store's first KV head */
     float scale;
-    /* kv_parallel_for of thread_pool.h, so that threads are the same in every arm */
+    /* parallel_for of _threads.pyx, so that threads are the same in every arm */
     void (*parallel_for)(void (*task)(void *, int64_t), void *context, int64_t n, int threads);
     int64_t threads;
 } kvn_call;

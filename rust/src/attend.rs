@@ -18,7 +18,7 @@ pub const SPAN: usize = 1024;
 /// Query rows that share one pass over the pages.
 pub const BLOCK: usize = 8;
 
-/// `kv_parallel_for`: runs `task(context, i)` for each i in [0, n) on up to `threads` threads, and
+/// `parallel_for` of `_threads.pyx`: runs `task(context, i)` for each i in [0, n) on up to `threads` threads, and
 /// returns when all are done.
 pub type ParallelFor =
     unsafe extern "C" fn(extern "C" fn(*mut c_void, i64), *mut c_void, i64, i32);

@@ -16,6 +16,8 @@ from libc.string cimport memcpy
 
 import numpy as np
 
+from kvtrial._threads cimport parallel_for
+
 cdef extern from "quants.h" nogil:
     ctypedef struct q_f32x8:
         pass
@@ -46,10 +48,6 @@ cdef extern from "row_dots.h" nogil:
     void kv_dot4_q8_0_bytes(
         const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
     ) noexcept
-
-cdef extern from "thread_pool.h" nogil:
-    ctypedef void (*kv_task_fn)(void* context, int64_t task) noexcept nogil
-    void kv_parallel_for(kv_task_fn task, void* context, int64_t n_tasks, int n_threads)
 
 cdef enum:
     TASKS_PER_THREAD = 4
@@ -230,7 +228,7 @@ cdef void multiply(
     job.threads = threads
     for i in range(n_products):
         tasks += _tasks(products + i, threads)
-    kv_parallel_for(_run_task, &job, tasks, threads)
+    parallel_for(_run_task, &job, tasks, threads)
 
 
 cdef class Activations:

@@ -1,11 +1,14 @@
 """Prefill: many positions at once, float32 activations, blocked GEMM through BLAS.
 
-Weights are dequantised a tile at a time, so the model is never in memory as float32.
+Weights are dequantised a tile at a time, so the model is never in memory as float32. Threads take
+whole tiles, each its own product on one BLAS thread: the workers of a BLAS wait busily, and those of
+NumPy's and SciPy's, two libraries, would take the cores from each other and from the attention.
 """
 
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -22,12 +25,14 @@ from kvtrial.engine._weights import Matrix
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.weights import Weights
 
-#: float32 weights of a tile: the tile and a chunk's rows share the second-level caches.
-TILE_FLOATS = 1 << 18
+#: float32 weights of a tile: it and a chunk's rows share the second-level caches, and the smallest
+#: matrices still have some tiles to share out. The same for any number of threads, so that
+#: results are.
+TILE_FLOATS = 1 << 17
 
 
 class Prefill:
-    """Buffers for chunks of up to ``chunk`` positions; ``threads`` go to BLAS."""
+    """Buffers for chunks of up to ``chunk`` positions; ``threads`` share the matrix products."""
 
     def __init__(
         self,
@@ -41,10 +46,11 @@ class Prefill:
         self.weights = weights
         self.frequencies = frequencies
         self.chunk = chunk
-        self.threads = threads
         c = config
         self._blas = ThreadpoolController()
-        self._tile = np.empty(max(TILE_FLOATS, c.hidden, c.ffn), np.float32)
+        tile_floats = max(TILE_FLOATS, c.hidden, c.ffn, c.q_heads * c.head_dim)
+        self._tiles = [np.empty(tile_floats, np.float32) for _ in range(threads)]
+        self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
         self._hidden = np.empty((chunk, c.hidden), np.float32)
         self._normed = np.empty((chunk, c.hidden), np.float32)
         self._delta = np.empty((chunk, c.hidden), np.float32)
@@ -65,7 +71,7 @@ class Prefill:
         hidden = self._hidden[:n]
         self.weights.embedding.dequantise_rows(ids, hidden)
         try:
-            with self._blas.limit(limits=self.threads, user_api="blas"):
+            with self._blas.limit(limits=1, user_api="blas"):
                 for index, layer in enumerate(self.weights.layers):
                     self._layer(session, index, layer, positions, turns)
         except BaseException:
@@ -80,7 +86,7 @@ class Prefill:
         head = self.weights.head
         out = np.empty((n, self.config.vocab), np.float32)
         rms_norm_rows(hidden, head.norm, self.config.rms_eps, self._normed)
-        with self._blas.limit(limits=self.threads, user_api="blas"):
+        with self._blas.limit(limits=1, user_api="blas"):
             self._multiply(head.output, self._normed[:n], out)
         return out
 
@@ -117,10 +123,20 @@ class Prefill:
         hidden += delta
 
     def _multiply(self, matrix: Matrix, x: F32, out: F32) -> None:
-        """out (n, rows) = x (n, cols) @ matrix.T, tile by tile."""
+        """out (n, rows) = x (n, cols) @ matrix.T; each thread takes the next tile until none is left."""
         step = max(1, TILE_FLOATS // matrix.cols)
-        for start in range(0, matrix.rows, step):
-            stop = min(start + step, matrix.rows)
-            tile = self._tile[: (stop - start) * matrix.cols].reshape(stop - start, matrix.cols)
-            matrix.dequantise(start, stop, tile)
-            np.matmul(x, tile.T, out=out[:, start:stop])
+        starts = iter(range(0, matrix.rows, step))  # asked by several threads, each gets its own
+
+        def take(room: F32) -> None:
+            for start in starts:
+                stop = min(start + step, matrix.rows)
+                tile = room[: (stop - start) * matrix.cols].reshape(stop - start, matrix.cols)
+                matrix.dequantise(start, stop, tile)
+                np.matmul(x, tile.T, out=out[:, start:stop])
+
+        others = []
+        if self._others is not None and matrix.rows > step:
+            others = [self._others.submit(take, room) for room in self._tiles[1:]]
+        take(self._tiles[0])
+        for other in others:
+            other.result()

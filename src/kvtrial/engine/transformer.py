@@ -165,7 +165,7 @@ class Model:
         progress : callable, optional
             Called with (positions done, positions in all) after each chunk.
         threads : int
-            Threads of BLAS; the attention uses those of its store.
+            Threads of the matrix products; the attention uses those of its store.
 
         Returns
         -------

@@ -13,5 +13,5 @@ cdef void join(
     const float *more_output, int64_t heads, int64_t dim,
 ) noexcept nogil
 cdef int attend_block(
-    const kv_span *whole, Format form, int64_t n, int64_t q_stride, float *out
+    const kv_span *whole, Format form, int64_t n, int64_t q_stride, float *out, int threads
 ) except -1

@@ -10,12 +10,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from scipy.linalg.cython_blas cimport sgemm
 
-from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span, kv_span_fn, kv_task_fn
+from kvtrial._threads cimport parallel_for
+from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._rows cimport Format, read_row
-
-
-cdef extern from "thread_pool.h" nogil:
-    void kv_parallel_for(kv_task_fn task, void *context, int64_t n_tasks, int n_threads)
 
 
 cdef extern from "simd.h" nogil:
@@ -118,7 +115,7 @@ cdef int attend_spans(
     job.first_span = whole.first_slot // KV_SPAN_SLOTS
     spans = (whole.last_slot + KV_SPAN_SLOTS - 1) // KV_SPAN_SLOTS - job.first_span
     job.head_parts = whole.last_head - whole.first_head if threads > 1 else 1
-    kv_parallel_for(span_task, &job, spans * job.head_parts, threads)
+    parallel_for(span_task, &job, spans * job.head_parts, threads)
     for part in range(spans):
         place_partial(&partial, job.partials + part * room)
         join(
@@ -133,6 +130,15 @@ cdef int attend_spans(
 cdef enum:
     COLUMNS = 256  # cached rows that one pair of matrix products takes
     QUERIES = 64  # block rows that it takes
+    TASK_ROWS = 128  # block rows of a task, whatever the number of threads
+
+
+ctypedef struct BlockJob:
+    const kv_span *whole
+    Format form
+    int64_t n, q_stride
+    float *out
+    int failed
 
 
 cdef int64_t gather(
@@ -262,24 +268,48 @@ cdef void block_head(
             )
 
 
-cdef int attend_block(
-    const kv_span *whole, Format form, int64_t n, int64_t q_stride, float *out
-) except -1:
-    """Causal attention of the newest n rows, as the contract says of the verb.
+cdef void block_task(void *context, int64_t task) noexcept nogil:
+    """TASK_ROWS rows of the block, for one KV head; those with most to look at come first.
 
-    ``whole.q`` and ``out`` begin at the store's first query head. A prefill is no decode step, so
-    its work space is allocated here: n * group * (2 head_dim + 2) floats and two tiles.
+    A prefill is no decode step, so a task allocates its work space: two tiles, their scores, and
+    queries and outputs of its rows.
     """
-    cdef int64_t head, dim = whole.head_dim, group = whole.group
+    cdef BlockJob *job = <BlockJob *>context
+    cdef kv_span span = job.whole[0]
+    cdef int64_t dim = span.head_dim, group = span.group
+    cdef int64_t first = (job.n - 1) // TASK_ROWS * TASK_ROWS - task // span.kv_heads * TASK_ROWS
+    cdef int64_t rows = min(job.n - first, <int64_t>TASK_ROWS)
     cdef float *work = <float *>malloc(
         sizeof(float) * (
-            2 * COLUMNS * dim + QUERIES * group * COLUMNS + n * group * (2 * dim + 2)
+            2 * COLUMNS * dim + QUERIES * group * COLUMNS + rows * group * (2 * dim + 2)
         )
     )
     if work is NULL:
-        raise MemoryError("no work space for the block; use smaller chunks")
+        job.failed = 1
+        return
+    span.q += first * job.q_stride
+    span.last_slot -= job.n - first - rows
+    block_head(
+        &span, job.form, task % span.kv_heads, rows, job.q_stride,
+        job.out + first * job.q_stride, work,
+    )
+    free(work)
+
+
+cdef int attend_block(
+    const kv_span *whole, Format form, int64_t n, int64_t q_stride, float *out, int threads
+) except -1:
+    """Causal attention of the newest n rows, as the contract says of the verb.
+
+    ``whole.q`` and ``out`` begin at the store's first query head.
+    """
+    cdef BlockJob job
+    job.whole, job.form, job.n, job.q_stride, job.out = whole, form, n, q_stride, out
+    job.failed = 0
     with nogil:
-        for head in range(whole.kv_heads):
-            block_head(whole, form, head, n, q_stride, out, work)
-        free(work)
+        parallel_for(
+            block_task, &job, (n + TASK_ROWS - 1) // TASK_ROWS * whole.kv_heads, threads
+        )
+    if job.failed:
+        raise MemoryError("no work space for the block; open the store with fewer threads")
     return 0

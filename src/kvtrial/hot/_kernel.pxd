@@ -1,4 +1,4 @@
-"""The structs of native/kv_kernel.h, and the thread pool, for Cython."""
+"""The structs of native/kv_kernel.h, for Cython."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
@@ -26,5 +26,3 @@ cdef extern from "kv_kernel.h":
 
     ctypedef int (*kv_span_fn)(const kv_span *) noexcept nogil
 
-
-ctypedef void (*kv_task_fn)(void *context, int64_t task) noexcept nogil

@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from kvtrial.hot._kernel cimport kv_span, kv_task_fn
+from kvtrial._threads cimport kv_task_fn
+from kvtrial.hot._kernel cimport kv_span
 
 
 cdef extern from "kvtrial_native.h":

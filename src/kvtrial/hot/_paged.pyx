@@ -414,7 +414,7 @@ cdef class PagedSession:
         if n:
             attend_block(
                 &span, store.form, n, store.q_heads * store.dim,
-                rows + store.first_query * store.dim,
+                rows + store.first_query * store.dim, store.threads,
             )
 
     # What it shows --------------------------------------------------------------------------------

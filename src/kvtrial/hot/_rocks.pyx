@@ -352,5 +352,6 @@ cdef class RocksSession(GaplessSession):
                 self.generation, lay, 0, store.units(span.last_slot), span.last_slot
             )
             attend_block(
-                &span, FP32, n, store.q_heads * store.dim, rows + store.first_query * store.dim
+                &span, FP32, n, store.q_heads * store.dim,
+                rows + store.first_query * store.dim, 1,
             )

@@ -27,6 +27,7 @@ from kvtrial.contract import (
     StepIncomplete,
 )
 
+from kvtrial._threads cimport parallel_for
 from kvtrial.hot._door cimport (
     block_rows,
     bounds,
@@ -35,14 +36,10 @@ from kvtrial.hot._door cimport (
     int64_positions,
     integer,
 )
-from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, kv_task_fn
+from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE
 from kvtrial.hot._native cimport *
 
 cnp.import_array()
-
-
-cdef extern from "thread_pool.h":
-    void kv_parallel_for(kv_task_fn, void *, int64_t, int) noexcept nogil
 
 
 #: Code of the boundary -> the contract's error and its message.
@@ -359,7 +356,7 @@ cdef class Session:
         call.q_heads = self.store.q_heads
         call.first_head = self.store.first_head
         call.scale = scale
-        call.parallel_for = kv_parallel_for
+        call.parallel_for = parallel_for
         call.threads = self.store.threads
         return call
 

@@ -1,6 +1,6 @@
 /* A small persistent thread pool. Workers spin briefly, then block; none is made for n_threads = 1.
 
-   The pool belongs to the module that includes this header. One parallel_for runs at a time: a second
+   One module includes this header, _threads.pyx, and lends the pool to all. One parallel_for runs at a time: a second
    caller, or a call from inside a task, runs its tasks itself. After fork the child starts without
    workers and makes its own when it needs them. Tasks are claimed by index, so which thread runs a task
    varies; a task's result must depend on its index alone.
