@@ -245,7 +245,8 @@ def test_noise_of_one_arm_that_stalls_breaks_the_claim_as_seen() -> None:
 
 def test_void_blocks_past_the_cap_cost_the_chance_that_some_block_is_lost() -> None:
     # 24 blocks, each lost with 0.3 ** 3: no run is left whole more often than (1 - 0.027) ** 24.
-    found = operating_characteristics(cells(sd=0.001, void_rate=0.3), REGISTERED)
+    protocol = {**REGISTERED, "gates": {**REGISTERED["gates"], "max_trials": 3}}
+    found = operating_characteristics(cells(sd=0.001, void_rate=0.3), protocol)
     whole = (1 - 0.3**3) ** 24
     spread = math.sqrt(whole * (1 - whole) / found["simulations"])
     assert found["adopt_probability"][-1] == pytest.approx(whole, abs=3.5 * spread)

@@ -1,6 +1,7 @@
 """The probes do the work that they claim, and the clock refuses an interval that it can't
 resolve."""
 
+import functools
 import inspect
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +55,18 @@ class Clock:
 def small_cache(monkeypatch):
     """A machine whose last-level cache has 2**18 bytes: a buffer of four times that is quickly read."""
     monkeypatch.setattr(machine, "last_level_cache_bytes", lambda: 2**18)
+
+
+def test_the_probes_take_turns(monkeypatch, small_cache):
+    """Two passes of the spin and the multiply-adds, four reads: each spread over the reading."""
+    order = []
+    for name in ("spin", "read", "fma"):
+        stand_in = functools.partial(lambda name, *args: order.append(name), name)
+        stand_in.__name__ = name
+        monkeypatch.setattr(probes, name, stand_in)
+    monkeypatch.setattr(clock, "now_ns", Clock(1_000_000))
+    probes.Probes(read_passes=4, passes=2).measure()
+    assert order == ["spin", "read", "fma", "read", "spin", "read", "fma", "read"]
 
 
 def test_rates_are_work_over_time(monkeypatch, small_cache):

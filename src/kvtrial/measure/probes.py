@@ -87,12 +87,23 @@ class Probes:
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def measure(self) -> Reading:
-        """Take a reading; about a third of a second with the defaults."""
-        spin_ns = min(self._time_ns(spin, [(7, SPIN_LINKS)]) for _ in range(self._passes))
-        chunks = [(chunk,) for chunk in self._chunks]
-        read_ns = min(self._time_ns(read, chunks) for _ in range(self._read_passes))
-        work = [(0.5, 1.0, FMA_ROUNDS)] * self.threads
-        fma_ns = min(self._time_ns(fma, work) for _ in range(self._passes))
+        """Take a reading; about a third of a second with the defaults.
+
+        The probes take turns, each spread over the whole of that time: whoever takes the core for
+        a tenth of a second then spoils some passes of each, not all of one.
+        """
+        probes = (
+            (spin, [(7, SPIN_LINKS)], self._passes),
+            (read, [(chunk,) for chunk in self._chunks], self._read_passes),
+            (fma, [(0.5, 1.0, FMA_ROUNDS)] * self.threads, self._passes),
+        )
+        turns = max(self._passes, self._read_passes)
+        taken: dict[Callable[..., Any], list[int]] = {probe: [] for probe, _, _ in probes}
+        for turn in range(turns):
+            for probe, work, passes in probes:
+                if passes * turn // turns > passes * (turn - 1) // turns:
+                    taken[probe].append(self._time_ns(probe, work))
+        spin_ns, read_ns, fma_ns = map(min, taken.values())
         return Reading(
             spin_ms=spin_ns / 1e6,
             read_gb_per_s=self._buffer.nbytes / read_ns,
