@@ -7,10 +7,19 @@ from typing import Any
 
 import pandas as pd
 
-from kvtrial.contrasts import Measured, cell_key, contrast, digits, unpaired_contrast
+from kvtrial.contrasts import (
+    Layouts,
+    Measured,
+    cell_key,
+    contrast,
+    digits,
+    unpaired_contrast,
+)
 
 
-def hypotheses(measured: Measured, shape: str, protocol: dict[str, Any]) -> list[dict[str, Any]]:
+def hypotheses(
+    measured: Measured, shape: str, layouts: Layouts, protocol: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Each registered contrast wherever it was measured.
 
     ``m2/tokens_per_s`` is decode with the model, whose head shape is ``shape``;
@@ -51,6 +60,7 @@ def hypotheses(measured: Measured, shape: str, protocol: dict[str, Any]) -> list
                     ratio = unpaired_contrast(top, bottom, protocol)
                 named = {key: hypothesis[key] for key in ("id", "claim", "from", "to")}
                 named["from_threads"] = start_cell["threads"]
+                named["layouts_differ"] = layouts.differ(hypothesis["from"], hypothesis["to"])
                 found.append({**named, **cell_key(cell), "shape": own, "metric": metric, **ratio})
     return found
 

@@ -26,6 +26,18 @@ def cell_key(cell: dict[str, Any]) -> dict[str, Any]:
     return {k: cell[k] for k in ("context", "sessions", "threads", "role")}
 
 
+class Layouts:
+    """How each arm lays out its rows, from the rows of stage ``run``."""
+
+    def __init__(self, events: pd.DataFrame) -> None:
+        rows = events[(events["stage"] == "run") & (events["metric"] == "candidate/layout")]
+        self._of = dict(zip(rows["candidate"], rows["text"]))
+
+    def differ(self, one: str, other: str) -> bool:
+        """Whether a contrast of the two arms is one of layouts too, whatever else it is of."""
+        return self._of.get(one) != self._of.get(other)
+
+
 class Measured:
     """tokens/s and latencies by (cell, candidate, block), from rows of valid blocks.
 

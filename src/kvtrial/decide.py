@@ -3,8 +3,8 @@
 ``decide(events, protocol)`` reads nothing else: no clock, no file, no candidate. Rows that it needs:
 
 * stage ``run``: ``run/run_id``, ``run/model``, ``run/machine``, ``run/synthetic``, ``run/shape``,
-  ``run/profile`` and per candidate ``candidate/profile``, ``candidate/role``, ``candidate/missing``,
-  ``candidate/not_built``;
+  ``run/profile`` and per candidate ``candidate/profile``, ``candidate/role``, ``candidate/layout``,
+  ``candidate/missing``, ``candidate/not_built``;
 * stage ``conformance``: ``conformance/outcome`` (1 passed, 0 failed, NaN gap; text names test and P);
 * stage ``fp16_parity``: ``parity/token``, ``parity/margin``, ``parity/max_abs_logit_difference``;
 * stages ``m1``, ``m2``, ``aa``, ``control``, ``direct_write``, ``cold_tier``: measurements by block
@@ -36,7 +36,7 @@ from kvtrial import (
 )
 from kvtrial import protocol as registered
 from kvtrial.break_even import restore_against_recompute
-from kvtrial.contrasts import Measured, contrast, digits
+from kvtrial.contrasts import Layouts, Measured, contrast, digits
 from kvtrial.hot_tier import ADOPT, INCONCLUSIVE, KEEP
 
 __all__ = ["ADOPT", "INCONCLUSIVE", "KEEP", "MixedProtocol", "Verdict", "decide"]
@@ -96,6 +96,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
     chosen, attempts = _first_complete_attempts(events)
     trials = gates.judge(chosen, protocol)
     measured = Measured(trials.valid_rows, protocol, facts["profile"])
+    layouts = Layouts(chosen)
     parity_result = parity.judge(chosen, protocol)
     reasons = eligibility.judge(chosen, protocol, parity_result)
     data = {
@@ -107,7 +108,9 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "synthetic": facts["synthetic"],
         "machine": facts["machine"],
         "build_id": facts["build_id"],
-        "hot": hot_tier.decide(measured, trials, reasons, protocol, integrity.binaries(chosen)),
+        "hot": hot_tier.decide(
+            measured, trials, reasons, layouts, protocol, integrity.binaries(chosen)
+        ),
         "characteristics": {
             **characteristics.of_run(
                 measured,
@@ -123,7 +126,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "attempts": attempts,
         "gates": trials.summary,
         "skipped": _skipped(chosen),
-        "hypotheses": attribution.hypotheses(measured, facts["shape"], protocol),
+        "hypotheses": attribution.hypotheses(measured, facts["shape"], layouts, protocol),
         "profiles": attribution.profiles(measured, reasons, parity_result, protocol),
         "control": attribution.control(trials.valid_rows, protocol),
         "direct_write": attribution.direct_write(chosen, protocol),

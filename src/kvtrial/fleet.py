@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kvtrial import schemas
+from kvtrial import labels, schemas
 
 SCHEMA_NAME = "verdict.schema.yaml"
 
@@ -71,6 +71,7 @@ def _primary(verdict: dict[str, Any]) -> dict[str, Any] | None:
         return None
     tightest = min(own, key=lambda contrast: contrast["ci95"][0])
     names = {key: tightest[key] for key in ("challenger", "incumbent", "context")}
+    names["layouts_differ"] = tightest.get("layouts_differ", False)
     return {**names, **(_ratio_of(tightest) or {})}
 
 
@@ -110,7 +111,7 @@ def render(rows: list[dict[str, Any]]) -> Any:
             r["model"] + (" (synthetic)" if r["synthetic"] else ""),
             r["outcome"],
             r["adopted"] or "-",
-            f"{primary['challenger']}/{primary['incumbent']} {_shown(primary)}" if primary else "-",
+            _named(primary),
             f"{cold['adopted'] or '-'} {_shown(cold['z1_over_z2'])}".rstrip(" -") or "-",
             r["protocol_sha256"][:8],
         )
@@ -129,3 +130,10 @@ def _shown(found: dict[str, Any] | None) -> str:
         return "-"
     low, high = found["ci95"]
     return f"{found['ratio']:.3f} [{low:.3f}, {high:.3f}] n={found['n_blocks']}"
+
+
+def _named(primary: dict[str, Any] | None) -> str:
+    if primary is None:
+        return "-"
+    arms = f"{primary['challenger']}/{primary['incumbent']}{labels.of_contrast(primary)}"
+    return f"{arms} {_shown(primary)}"

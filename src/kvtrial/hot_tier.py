@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial import eligibility, gates, rule, stats
-from kvtrial.contrasts import Measured, cell_key, contrast
+from kvtrial import eligibility, gates, labels, rule, stats
+from kvtrial.contrasts import Layouts, Measured, cell_key, contrast
 
 ADOPT, KEEP, INCONCLUSIVE = "ADOPT", "KEEP", "INCONCLUSIVE"
 
@@ -18,6 +18,7 @@ def decide(
     measured: Measured,
     trials: gates.Judged,
     reasons: dict[str, list[str]],
+    layouts: Layouts,
     protocol: dict[str, Any],
     mixed: str | None = None,
 ) -> dict[str, Any]:
@@ -29,6 +30,8 @@ def decide(
         From the rows of the run's valid blocks.
     reasons : dict
         Candidate → why it can't win.
+    layouts : Layouts
+        Which contrasts are of layouts too.
     protocol : dict
         The registered protocol.
     mixed : str, optional
@@ -37,7 +40,7 @@ def decide(
     decision = protocol["decision"]
     cells = rule.judged_cells(protocol)
     result = {
-        "contrasts": _contrasts(measured, protocol),
+        "contrasts": _contrasts(measured, layouts, protocol),
         "arms": [
             arm
             for cell in measured.cells
@@ -86,7 +89,7 @@ def decide(
     challenger = rule.tested(decision["challengers"], reasons)
     if challenger is not None:
         comparators = eligibility.comparators(reasons, protocol)
-        outcome, reason = _judge_challenger(challenger, comparators, measured, protocol)
+        outcome, reason = _judge_challenger(challenger, comparators, measured, layouts, protocol)
         said.append(f"{challenger}: {reason}")
         if outcome == INCONCLUSIVE:
             return inconclusive(". ".join(said))
@@ -115,12 +118,15 @@ def decide(
     }
 
 
-def _contrasts(measured: Measured, protocol: dict[str, Any]) -> list[dict[str, Any]]:
+def _contrasts(
+    measured: Measured, layouts: Layouts, protocol: dict[str, Any]
+) -> list[dict[str, Any]]:
     decision = protocol["decision"]
     return [
         {
             "challenger": challenger,
             "incumbent": incumbent,
+            "layouts_differ": layouts.differ(challenger, incumbent),
             **cell_key(cell),
             **contrast(
                 measured.tokens_per_s(cell, challenger),
@@ -167,7 +173,11 @@ def _precision(measured: Measured, protocol: dict[str, Any]) -> list[dict[str, A
 
 
 def _judge_challenger(
-    challenger: str, comparators: list[str], measured: Measured, protocol: dict[str, Any]
+    challenger: str,
+    comparators: list[str],
+    measured: Measured,
+    layouts: Layouts,
+    protocol: dict[str, Any],
 ) -> tuple[str, str]:
     """ADOPT, KEEP or INCONCLUSIVE for one challenger, with the reason."""
     decision = protocol["decision"]
@@ -186,7 +196,8 @@ def _judge_challenger(
         passed = rule.passes(role, mean, low, decision)
         cleared = rule.passes(role, low, low, decision)
         for i, incumbent in enumerate(comparators):
-            where = f"against {incumbent} at {cell['context']}"
+            note = labels.LAYOUTS_DIFFER if layouts.differ(challenger, incumbent) else ""
+            where = f"against {incumbent}{note} at {cell['context']}"
             ratio, bound = math.exp(mean[i]), math.exp(low[i])
             if role == "primary" and not passed[i]:
                 shortfalls.append(

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from kvtrial import plots
+from kvtrial import labels, plots
 from kvtrial.run import DEFAULT_MODEL, write_text
 
 
@@ -123,6 +123,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         cold_metrics=sorted({m for row in verdict["cold"]["figures"].values() for m in row}),
         machine=_flat(manifest),
         default_model=DEFAULT_MODEL,
+        label=labels.of_contrast,
         yes=lambda true: "yes" if true else "no",
         num=_number,
         span=_span,

@@ -9,6 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from kvtrial import labels
+
 _STYLE = {"ADOPT": "bold green", "KEEP": "bold cyan", "INCONCLUSIVE": "bold yellow"}
 
 
@@ -83,7 +85,8 @@ def _attribution(rows: list[dict[str, Any]]) -> Table:
         if row["sessions"] > 1 or row["from_threads"] != 1:
             continue
         what = "decode" if row["metric"] == "m2/tokens_per_s" else "attention"
-        key: tuple[str, ...] = (row["id"], f"{row['from']} → {row['to']}", what, row["shape"])
+        pair = f"{row['from']} → {row['to']}{labels.of_contrast(row)}"
+        key: tuple[str, ...] = (row["id"], pair, what, row["shape"])
         lines.setdefault(key, {})[row["context"]] = "-" if row["ratio"] is None else _ratio(row)
     for line, found in sorted(lines.items(), key=lambda one: (one[0][0], one[0][2] != "decode")):
         table.add_row(*line, *(found.get(context, "") for context in contexts))
@@ -124,7 +127,11 @@ def render(verdict: dict[str, Any]) -> Group:
             table.add_column(name, justify="right" if name == "context" else "left")
         for row in hot["contrasts"]:
             table.add_row(
-                row["challenger"], row["incumbent"], f"{row['context']:,}", row["role"], _ratio(row)
+                row["challenger"],
+                row["incumbent"] + labels.of_contrast(row),
+                f"{row['context']:,}",
+                row["role"],
+                _ratio(row),
             )
         parts.append(table)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvtrial import events
+from kvtrial import events, labels
 
 
 def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
@@ -52,7 +52,8 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
     for contrast in primary:
         low, high = contrast["ci95"]
         lines.append(
-            f"| {contrast['challenger']} | {contrast['incumbent']} | {contrast['ratio']:.3f} | "
+            f"| {contrast['challenger']} | {contrast['incumbent']}"
+            f"{labels.of_contrast(contrast)} | {contrast['ratio']:.3f} | "
             f"{low:.3f} to {high:.3f} | {contrast['n_blocks']} |"
         )
     lines += ["", "### Error rates", "", *_error_rates(verdict["characteristics"])]

@@ -18,7 +18,18 @@ from typing import Any
 
 import pandas as pd
 
-from kvtrial import build, candidates, events, gates, models, paths, protocol, selection, workload
+from kvtrial import (
+    build,
+    candidates,
+    events,
+    gates,
+    labels,
+    models,
+    paths,
+    protocol,
+    selection,
+    workload,
+)
 from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.contrasts import Measured, contrast, digits
@@ -109,6 +120,7 @@ def measure(
     return {
         "candidate": name,
         "against": against,
+        "layouts_differ": candidates.get(name).layout != candidates.get(against).layout,
         "model": gguf.stem,
         "synthetic": synthetic,
         "context": cell["context"],
@@ -339,9 +351,8 @@ def render(document: dict[str, Any]) -> Any:
     name, against = document["candidate"], document["against"]
     suite, decode, attention = (document[part] for part in ("conformance", "decode", "attention"))
     model = document["model"] + (" (synthetic weights)" if document["synthetic"] else "")
-    parts: list[Any] = [
-        Text(f"{name} against {against}, {model}, {document['context']:,} positions", "bold")
-    ]
+    pair = f"{name} against {against}{labels.of_contrast(document)}"
+    parts: list[Any] = [Text(f"{pair}, {model}, {document['context']:,} positions", "bold")]
     word = f"{suite['passed_tests']} passed, {len(suite['failed'])} failed"
     style = "green" if suite["passed"] else "bold red"
     parts.append(

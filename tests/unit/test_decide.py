@@ -6,14 +6,17 @@ import copy
 import io
 import json
 import math
+from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib import pyplot as plt
 from rich.console import Console
 from trial_events import REGISTERED, flat, row, trial, with_rows
 
-from kvtrial import protocol
+from kvtrial import protocol, summary
 from kvtrial.decide import ADOPT, INCONCLUSIVE, KEEP, MixedProtocol, Verdict, decide
+from kvtrial.plots import forest, waterfall
 from kvtrial.show import print_verdict
 
 LACKS = {"K0": "branch, holes, pool"}
@@ -345,3 +348,32 @@ def test_more_blocks_than_registered_are_judged_by_the_wider_interval() -> None:
     bounds = [math.log(1.2) - half, math.log(1.2) + half]
     assert [math.log(b) for b in found["ci95"]] == pytest.approx(bounds, rel=1e-9)
     assert precision["half_width_seen"] == pytest.approx(half, rel=1e-9)
+
+
+def test_a_contrast_of_arms_with_different_layouts_says_so_wherever_it_is_shown() -> None:
+    data = run(flat(**{**BASE, "K0": 20.5}, K3=20.0)).data
+    contrasts = data["hot"]["contrasts"]
+    differ = {(c["challenger"], c["incumbent"]): c["layouts_differ"] for c in contrasts}
+    assert differ["K3", "K1"] is differ["K3", "A2"] is differ["K2", "K1"] is False
+    assert differ["K3", "K0"] is differ["K3", "A1"] is differ["K2", "K0"] is True
+    hypotheses = {h["id"]: h["layouts_differ"] for h in data["hypotheses"]}
+    assert (hypotheses["H1"], hypotheses["H2"], hypotheses["H6"]) == (False, True, False)
+    assert data["hot"]["reason"].startswith("K3: against K0 (layouts differ) at 4096")
+    console = Console(width=160, record=True, file=io.StringIO())
+    print_verdict(data, console)
+    terminal = console.export_text()
+    assert "K0 (layouts differ)" in terminal and "A1 → A2 (layouts differ)" in terminal
+    assert "K1 → K3 (" not in terminal
+    lines = summary.markdown(data, {}).splitlines()
+    assert "| K3 | K0 (layouts differ) | 1.025 | 1.025 to 1.025 | 12 |" in lines
+    assert "| K3 | K1 | 1.100 | 1.100 to 1.100 | 12 |" in lines
+    drawn = _texts(forest.draw(data, pd.DataFrame()))
+    assert "K3 / K0 (layouts differ)  @4,096  (n=12)" in drawn
+    assert "K3 / K1  @4,096  (n=12)" in drawn
+    assert any("A1 → A2 (layouts" in text for text in _texts(waterfall.draw(data, pd.DataFrame())))
+
+
+def _texts(figure: Any) -> list[str]:
+    texts = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    plt.close(figure)
+    return texts

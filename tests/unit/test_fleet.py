@@ -40,6 +40,7 @@ def test_a_row_is_what_was_decided_and_by_what(files):
         "challenger": "K3",
         "incumbent": "K1",
         "context": 4096,
+        "layouts_differ": False,
         "ratio": 1.25,
         "ci95": [1.25, 1.25],
         "n_blocks": 12,

@@ -12,6 +12,7 @@ from kvtrial import events, protocol
 ROOT = Path(__file__).resolve().parents[2]
 REGISTERED = protocol.load(ROOT / "config" / "protocol.yaml")
 PROFILES = {"K2": "fp16", "K5": "q8_0"}
+LAYOUTS = {"K0": "flat", "A1": "flat"}
 
 
 def row(stage: str, metric: str, registration: dict[str, Any] = REGISTERED, **columns: Any) -> Any:
@@ -61,6 +62,7 @@ def trial(
     default_tokens = list(range(520))
     for name in names:
         add("run", "candidate/profile", candidate=name, text=PROFILES.get(name, "fp32"))
+        add("run", "candidate/layout", candidate=name, text=LAYOUTS.get(name, "paged"))
         add("run", "candidate/missing", candidate=name, text=(missing or {}).get(name, ""))
         add("run", "candidate/not_built", candidate=name, text=(not_built or {}).get(name, ""))
         if name in (not_built or {}):

@@ -7,13 +7,15 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvtrial import labels
 from kvtrial.plots import style
 
 TITLE = "Contrasts"
 CAPTION = (
     "Ratio of decode tokens/s, challenger over incumbent, with its two-sided 95% t interval over blocks "
     "(n beside each; a block is one fresh process). Right of 1: the challenger is faster. The dashed "
-    "line is what the lower bound has to reach in the primary cell."
+    "line is what the lower bound has to reach in the primary cell. Where layouts differ, a ratio is of them "
+    "too, not of languages alone."
 )
 
 
@@ -35,7 +37,8 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     axis.set_yticks(
         range(len(rows)),
         [
-            f"{r['challenger']} / {r['incumbent']}  @{r['context']:,}  (n={r['n_blocks']})"
+            f"{r['challenger']} / {r['incumbent']}{labels.of_contrast(r)}  "
+            f"@{r['context']:,}  (n={r['n_blocks']})"
             for r in reversed(rows)
         ],
         fontsize=8,

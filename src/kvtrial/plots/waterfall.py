@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvtrial import labels
 from kvtrial.plots import style
 
 TITLE = "Where the difference comes from"
@@ -49,8 +50,11 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         axis.axvline(1.0, color="#444444", linewidth=1)
         style.plain_log(axis, "x")
         axis.set_xlabel("ratio (log scale)")
-    labels = {h["id"]: f"{h['id']}  {h['from']} → {h['to']}\n{h['claim']}" for h in rows}
-    axes[0].set_yticks(range(len(ids)), [labels[i] for i in reversed(ids)], fontsize=8)
+    named = {
+        h["id"]: f"{h['id']}  {h['from']} → {h['to']}{labels.of_contrast(h)}\n{h['claim']}"
+        for h in rows
+    }
+    axes[0].set_yticks(range(len(ids)), [named[i] for i in reversed(ids)], fontsize=8)
     for place, context in enumerate(contexts):
         color = _SHADES[place % len(_SHADES)]
         axes[-1].plot([], [], "o-", color=color, label=f"{context:,}")

@@ -80,6 +80,7 @@ def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
         texts = {
             "profile": facts["profile"],
             "role": facts["role"],
+            "layout": facts["layout"],
             "missing": ", ".join(facts["missing"]),
             "not_built": facts["not_built"],
         }
