@@ -29,6 +29,8 @@ from kvtrial.engine.weights import Weights
 #: matrices still have some tiles to share out. The same for any number of threads, so that
 #: results are.
 TILE_FLOATS = 1 << 17
+#: Tiles have a multiple of so many weight rows: the register tiles of a GEMM come out even.
+TILE_ROWS = 32
 
 
 class Prefill:
@@ -48,7 +50,7 @@ class Prefill:
         self.chunk = chunk
         c = config
         self._blas = ThreadpoolController()
-        tile_floats = max(TILE_FLOATS, c.hidden, c.ffn, c.q_heads * c.head_dim)
+        tile_floats = max(TILE_FLOATS, TILE_ROWS * max(c.hidden, c.ffn, c.q_heads * c.head_dim))
         self._tiles = [np.empty(tile_floats, np.float32) for _ in range(threads)]
         self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
         self._hidden = np.empty((chunk, c.hidden), np.float32)
@@ -124,7 +126,7 @@ class Prefill:
 
     def _multiply(self, matrix: Matrix, x: F32, out: F32) -> None:
         """out (n, rows) = x (n, cols) @ matrix.T; each thread takes the next tile until none is left."""
-        step = max(1, TILE_FLOATS // matrix.cols)
+        step = max(1, TILE_FLOATS // matrix.cols // TILE_ROWS) * TILE_ROWS
         starts = iter(range(0, matrix.rows, step))  # asked by several threads, each gets its own
 
         def take(room: F32) -> None:
