@@ -1,8 +1,7 @@
 /* Vector shims for the weight kernels; the loops over them are in row_dots.h and the .pyx.
  *
- * Eight float lanes (q_f32x8), 32 bytes (q_i8x32). AVX2 + FMA + F16C where the compiler targets
- * them, else GCC/clang vector types, which compile to NEON on AArch64. Loads and stores are
- * unaligned everywhere.
+ * Eight float lanes (q_f32x8), 32 bytes (q_i8x32). AVX2 + FMA + F16C or NEON (quants_neon.h) where the
+ * compiler targets them, else GCC/clang vector types. Loads and stores are unaligned everywhere.
  *
  * Blocks (GGUF): Q4_1 = fp16 d, fp16 m, 16 bytes of nibbles (low nibble = elements 0..15, high =
  * 16..31), value d * q + m. Q8_0 = fp16 d, 32 int8, value d * q.
@@ -182,6 +181,10 @@ static inline q_f32x8 q_power_of_two(q_f32x8 a)
     __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
 }
+
+#elif defined(__aarch64__)
+
+#include "quants_neon.h"
 
 #else
 

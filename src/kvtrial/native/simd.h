@@ -1,7 +1,8 @@
-/* Vectors of 8 floats for the kernels: AVX2 + FMA + F16C, NEON, and a portable form.
+/* Vectors of 8 floats for the kernels: AVX2 + FMA + F16C, NEON (simd_neon.h), and a portable form.
 
-   Loads and stores are unaligned. `kv_vf` is a GCC/Clang vector of 8 floats, so that arithmetic
-   operators and the portable form are one; where the machine has the instruction, a function uses it. */
+   Loads and stores are unaligned. `kv_vf` is 8 floats and `kv_vi` 8 int32; but for NEON they are GCC/Clang
+   vectors, so that arithmetic operators and the portable form are one. Where the machine has the instruction,
+   a function uses it. */
 #ifndef KV_SIMD_H
 #define KV_SIMD_H
 
@@ -12,16 +13,40 @@
 #include <immintrin.h>
 #define KV_AVX2 1
 #elif defined(__aarch64__)
-#include <arm_neon.h>
 #define KV_NEON 1
 #endif
 
 #define KV_INLINE static inline __attribute__((always_inline))
 
+/* binary16, rounding to nearest even; NaN payloads and subnormals as IEEE 754 says. */
+KV_INLINE uint16_t kv_to_half(float x) {
+#if KV_AVX2
+    return (uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    _Float16 half = (_Float16)x;
+    uint16_t bits;
+    memcpy(&bits, &half, 2);
+    return bits;
+#endif
+}
+
+KV_INLINE float kv_from_half(uint16_t bits) {
+#if KV_AVX2
+    return _cvtsh_ss(bits);
+#else
+    _Float16 half;
+    memcpy(&half, &bits, 2);
+    return (float)half;
+#endif
+}
+
+#if KV_NEON
+#include "simd_neon.h"
+#else
+
 typedef float kv_vf __attribute__((vector_size(32)));
 typedef int32_t kv_vi __attribute__((vector_size(32)));
 
-KV_INLINE kv_vf kv_zero(void) { return (kv_vf){0}; }
 KV_INLINE kv_vf kv_splat(float x) { return (kv_vf){x, x, x, x, x, x, x, x}; }
 KV_INLINE kv_vf kv_load(const float *at) { kv_vf x; memcpy(&x, at, sizeof x); return x; }
 KV_INLINE void kv_store(float *at, kv_vf x) { memcpy(at, &x, sizeof x); }
@@ -55,14 +80,15 @@ KV_INLINE kv_vf kv_head(kv_vf x, int32_t lanes) {
     return (kv_vf)((kv_vi)x & keep);
 }
 
-/* The first `lanes` floats with zeros behind; what lies further is neither read nor written. */
-KV_INLINE kv_vf kv_load_head(const float *at, int32_t lanes) {
-    kv_vf x = kv_zero();
-    memcpy(&x, at, (size_t)lanes * sizeof(float));
-    return x;
+/* x where `at` is not below `floor` or is NaN, else 0. */
+KV_INLINE kv_vf kv_zero_below(kv_vf x, kv_vf at, float floor) {
+    kv_vi dead = at < kv_splat(floor);
+    return (kv_vf)((kv_vi)x & ~dead);
 }
-KV_INLINE void kv_store_head(float *at, kv_vf x, int32_t lanes) {
-    memcpy(at, &x, (size_t)lanes * sizeof(float));
+
+/* x with the low bits of `power` added to its exponent. */
+KV_INLINE kv_vf kv_add_exponent(kv_vf x, kv_vf power) {
+    return (kv_vf)((kv_vi)x + ((kv_vi)power << 23));
 }
 
 KV_INLINE float kv_hsum(kv_vf x) {
@@ -101,48 +127,6 @@ KV_INLINE float kv_hmax(kv_vf x) {
     float top = x[0];
     for (int i = 1; i < 8; i++) top = x[i] > top ? x[i] : top;
     return top;
-#endif
-}
-
-/* exp(x) for x <= 0, within 1 ulp; exactly 0 below -87.3 (no subnormal comes out), NaN for NaN.
-   x = n ln 2 + r with |r| <= ln 2 / 2, and 1 + r + r^2 g(r) with g of degree 4, whose largest relative
-   error there is the least that its degree allows: 3e-9. */
-KV_INLINE kv_vf kv_exp(kv_vf x) {
-    const kv_vf floor_x = kv_splat(-87.3f), bias = kv_splat(12582912.0f); /* 1.5 * 2^23 */
-    kv_vi dead = x < floor_x;
-    kv_vf shifted = kv_fma(x, kv_splat(1.44269504f), bias), n = shifted - bias;
-    kv_vf r = kv_fma(n, kv_splat(-0.693145752f), x);
-    r = kv_fma(n, kv_splat(-1.42860677e-6f), r);
-    kv_vf p = kv_splat(0.00138145401f);
-    p = kv_fma(p, r, kv_splat(0.0083687452f));
-    p = kv_fma(p, r, kv_splat(0.0416683908f));
-    p = kv_fma(p, r, kv_splat(0.166665204f));
-    p = kv_fma(p, r, kv_splat(0.499999934f));
-    p = kv_fma(p, r, kv_splat(1.0f));
-    p = kv_fma(p, r, kv_splat(1.0f));
-    /* `shifted` holds n in its low bits, which go onto p's exponent; a NaN's low bits are 0. */
-    return (kv_vf)(((kv_vi)p + ((kv_vi)shifted << 23)) & ~dead);
-}
-
-/* binary16, rounding to nearest even; NaN payloads and subnormals as IEEE 754 says. */
-KV_INLINE uint16_t kv_to_half(float x) {
-#if KV_AVX2
-    return (uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
-#else
-    __fp16 half = (__fp16)x;
-    uint16_t bits;
-    memcpy(&bits, &half, 2);
-    return bits;
-#endif
-}
-
-KV_INLINE float kv_from_half(uint16_t bits) {
-#if KV_AVX2
-    return _cvtsh_ss(bits);
-#else
-    __fp16 half;
-    memcpy(&half, &bits, 2);
-    return (float)half;
 #endif
 }
 
@@ -201,6 +185,39 @@ KV_INLINE void kv_store_int16(int16_t *at, kv_vf x) {
 #else
     for (int i = 0; i < 8; i++) at[i] = x[i] * x[i] < 1.1e9f ? (int16_t)__builtin_rintf(x[i]) : 0;
 #endif
+}
+
+#endif /* KV_NEON */
+
+KV_INLINE kv_vf kv_zero(void) { return kv_splat(0); }
+
+/* The first `lanes` floats with zeros behind; what lies further is neither read nor written. */
+KV_INLINE kv_vf kv_load_head(const float *at, int32_t lanes) {
+    kv_vf x = kv_zero();
+    memcpy(&x, at, (size_t)lanes * sizeof(float));
+    return x;
+}
+KV_INLINE void kv_store_head(float *at, kv_vf x, int32_t lanes) {
+    memcpy(at, &x, (size_t)lanes * sizeof(float));
+}
+
+/* exp(x) for x <= 0, within 1 ulp; exactly 0 below -87.3 (no subnormal comes out), NaN for NaN.
+   x = n ln 2 + r with |r| <= ln 2 / 2, and 1 + r + r^2 g(r) with g of degree 4, whose largest relative
+   error there is the least that its degree allows: 3e-9. */
+KV_INLINE kv_vf kv_exp(kv_vf x) {
+    const kv_vf bias = kv_splat(12582912.0f); /* 1.5 * 2^23 */
+    kv_vf shifted = kv_fma(x, kv_splat(1.44269504f), bias), n = kv_sub(shifted, bias);
+    kv_vf r = kv_fma(n, kv_splat(-0.693145752f), x);
+    r = kv_fma(n, kv_splat(-1.42860677e-6f), r);
+    kv_vf p = kv_splat(0.00138145401f);
+    p = kv_fma(p, r, kv_splat(0.0083687452f));
+    p = kv_fma(p, r, kv_splat(0.0416683908f));
+    p = kv_fma(p, r, kv_splat(0.166665204f));
+    p = kv_fma(p, r, kv_splat(0.499999934f));
+    p = kv_fma(p, r, kv_splat(1.0f));
+    p = kv_fma(p, r, kv_splat(1.0f));
+    /* `shifted` holds n in its low bits; a NaN's low bits are 0. */
+    return kv_zero_below(kv_add_exponent(p, shifted), x, -87.3f);
 }
 
 KV_INLINE void kv_prefetch(const void *at) { __builtin_prefetch(at, 0, 3); }

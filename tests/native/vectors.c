@@ -1,0 +1,312 @@
+/* Each function of simd.h, the weight kernels' shims, the page check and the thread pool, against plain C.
+
+   Says which form of simd.h it was compiled with; test_vectors.py compiles it for several machines. */
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "row_dots.h"
+#include "simd.h"
+#include "thread_pool.h"
+#include "xxh3.h"
+
+#if KV_AVX2
+#define FORM "avx2"
+#elif KV_NEON
+#define FORM "neon"
+#else
+#define FORM "portable"
+#endif
+#if KV_AVX2 || KV_NEON || defined(__FMA__)
+#define FUSED 1
+#else
+#define FUSED 0
+#endif
+
+/* The end of a page behind which nothing may be touched. */
+static char *end_of_memory(void) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *two = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (two == MAP_FAILED || mprotect(two + page, page, PROT_NONE)) abort();
+    return two + page;
+}
+static char *edge;
+
+static const float ODD[] = {0, -0.0f, 1, -1, 1e-40f, -1e-40f, 3e38f, -3e38f, INFINITY, -INFINITY, NAN};
+enum { ODDS = sizeof ODD / sizeof *ODD };
+
+static void draw_floats(float *x, int n) {
+    for (int i = 0; i < n; i++) x[i] = draw_float();
+}
+
+static void each_lane(const char *what, kv_vf got, const float *wanted, double allowed) {
+    float x[9];
+    kv_store(x + 1, got);
+    for (int i = 0; i < 8; i++) check(what, x[i + 1], wanted[i], allowed);
+}
+
+static void moves(void) {
+    float x[9], wanted[8] = {0};
+    each_lane("kv_zero", kv_zero(), wanted, 0);
+    for (int i = 0; i < 8; i++) wanted[i] = -1.25f;
+    each_lane("kv_splat", kv_splat(-1.25f), wanted, 0);
+    draw_floats(x, 9);
+    each_lane("kv_load", kv_load(x + 1), x + 1, 0);
+    for (int lanes = 0; lanes <= 8; lanes++) {
+        float *at = (float *)edge - lanes, full[8] = {NAN, INFINITY, -INFINITY, NAN, NAN, NAN, NAN, NAN};
+        for (int i = 0; i < 8; i++) wanted[i] = 0;
+        for (int i = 0; i < lanes; i++) at[i] = full[i] = wanted[i] = draw_float();
+        each_lane("kv_load_head", kv_load_head(at, lanes), wanted, 0);
+        each_lane("kv_head", kv_head(kv_load(full), lanes), wanted, 0);
+        for (int i = 0; i < lanes; i++) at[i] = 0;
+        kv_store_head(at, kv_load(full), lanes);
+        for (int i = 0; i < lanes; i++) check("kv_store_head", at[i], wanted[i], 0);
+        kv_prefetch(at);
+    }
+    kv_prefetch(NULL);
+    kv_prefetch(edge);
+}
+
+static void arithmetic(void) {
+    float a[8], b[8], c[8], wanted[8], sums[4];
+    kv_vf x, y, z;
+    for (int round = 0; round < 1000; round++) {
+        draw_floats(a, 8), draw_floats(b, 8), draw_floats(c, 8);
+        x = kv_load(a), y = kv_load(b), z = kv_load(c);
+        for (int i = 0; i < 8; i++) wanted[i] = (float)((double)a[i] + b[i]);
+        each_lane("kv_add", kv_add(x, y), wanted, 0);
+        for (int i = 0; i < 8; i++) wanted[i] = (float)((double)a[i] - b[i]);
+        each_lane("kv_sub", kv_sub(x, y), wanted, 0);
+        for (int i = 0; i < 8; i++) wanted[i] = (float)((double)a[i] * b[i]);
+        each_lane("kv_mul", kv_mul(x, y), wanted, 0);
+        for (int i = 0; i < 8; i++) wanted[i] = fmaf(a[i], b[i], c[i]);
+        each_lane("kv_fma", kv_fma(x, y, z), wanted, FUSED ? 0 : 1e-6);
+        double sum[4] = {0}, top = a[0];
+        for (int i = 0; i < 8; i++) {
+            sum[0] += a[i], sum[1] += b[i], sum[2] += c[i], sum[3] += wanted[i];
+            if (a[i] > top) top = a[i];
+        }
+        check("kv_hsum", kv_hsum(x), sum[0], 4e-6);
+        check("kv_hmax", kv_hmax(x), top, 0);
+        kv_hsum4(sums, x, y, z, kv_load(wanted), 0.5f);
+        for (int i = 0; i < 4; i++) check("kv_hsum4", sums[i], sum[i] / 2, 4e-6);
+    }
+    for (int i = 0; i < ODDS; i++)
+        for (int j = 0; j < ODDS; j++) {
+            for (int k = 0; k < 8; k++) wanted[k] = ODD[i] > ODD[j] ? ODD[i] : ODD[j];
+            each_lane("kv_max", kv_max(kv_splat(ODD[i]), kv_splat(ODD[j])), wanted, 0);
+            for (int k = 0; k < 8; k++) wanted[k] = ODD[i] < ODD[j] ? 0 : 1.5f;
+            if (!isnan(ODD[j]))
+                each_lane("kv_zero_below", kv_zero_below(kv_splat(1.5f), kv_splat(ODD[i]), ODD[j]), wanted, 0);
+        }
+    for (int n = -100; n <= 100; n++) {
+        for (int k = 0; k < 8; k++) wanted[k] = ldexpf(1.25f, n);
+        each_lane("kv_add_exponent", kv_add_exponent(kv_splat(1.25f), kv_splat(12582912.0f + n)), wanted, 0);
+    }
+}
+
+static void exponentials(void) {
+    float x[8], got[8];
+    for (int i = 0; i < 80000; i++) {
+        for (int k = 0; k < 8; k++) x[k] = -87.29f * ((float)i + k / 8.0f) / 80000;
+        kv_store(got, kv_exp(kv_load(x)));
+        for (int k = 0; k < 8; k++) {
+            double right = exp((double)x[k]);
+            double ulp = nextafterf((float)right, INFINITY) - (float)right;
+            check("kv_exp", got[k], right, (FUSED ? 1 : 2) * ulp);
+        }
+        q_store(got, q_exp(q_load(x)));
+        double right = exp(fmax(x[3], -87)), ulp = nextafterf((float)right, INFINITY) - (float)right;
+        check("q_exp", got[3], right, (FUSED ? 2 : 3) * ulp);
+    }
+    const float ends[8] = {0, -87.4f, -1e6f, -INFINITY, NAN, -103, -3e38f, -0.0f};
+    const float wanted[8] = {1, 0, 0, 0, NAN, 0, 0, 1};
+    each_lane("kv_exp's ends", kv_exp(kv_load(ends)), wanted, 0);
+    check("q_exp of NaN", q_max_lane(q_exp(q_set(NAN))), NAN, 0);
+}
+
+static void halves(void) {
+    uint16_t *at = (uint16_t *)edge - 8;
+    float wanted[8];
+    for (int bits = 0; bits < 65536; bits++) {
+        double right = half_value((uint16_t)bits);
+        float value = kv_from_half((uint16_t)bits);
+        check("kv_from_half", value, right, 0);
+        check("q_half", q_half(&(uint16_t){(uint16_t)bits}), right, 0);
+        at[bits % 8] = (uint16_t)bits, wanted[bits % 8] = (float)right;
+        if (bits % 8 == 7) {
+            each_lane("kv_load_half", kv_load_half(at), wanted, 0);
+            float got[8];
+            q_store(got, q_load_f16(at));
+            for (int i = 0; i < 8; i++) check("q_load_f16", got[i], wanted[i], 0);
+        }
+        if (!isnan(right)) check("kv_to_half", kv_to_half(value), bits, 0);
+        /* Between this one and the next: to the nearer, and of two as near to the even one. */
+        if ((bits & 0x7FFF) >= 0x7C00) continue;
+        double next = (bits & 0x7FFF) == 0x7BFF ? copysign(65536, right) : half_value((uint16_t)(bits + 1));
+        float middle = (float)((right + next) / 2);
+        check("kv_to_half, a tie", kv_to_half(middle), bits + (bits & 1), 0);
+        check("kv_to_half, below", kv_to_half(nextafterf(middle, (float)right)), bits, 0);
+        check("kv_to_half, above", kv_to_half(nextafterf(middle, (float)next)), bits + 1, 0);
+    }
+    check("kv_to_half of NaN", kv_from_half(kv_to_half(NAN)), NAN, 0);
+    check("kv_to_half of the tiniest", kv_to_half(1e-45f), 0, 0);
+    check("kv_to_half of -inf", kv_to_half(-INFINITY), 0xFC00, 0);
+}
+
+static void integers(void) {
+    int8_t *bytes = (int8_t *)edge - 16;
+    int16_t *words = (int16_t *)(edge - 64) - 16;
+    float wanted[8];
+    for (int round = 0; round < 1000; round++) {
+        for (int i = 0; i < 16; i++) {
+            bytes[i] = (int8_t)(round ? draw_below(256) - 128 : -128);
+            words[i] = (int16_t)(round ? draw_below(65535) - 32767 : 32767);
+        }
+        for (int i = 0; i < 8; i++) wanted[i] = bytes[8 + i];
+        each_lane("kv_load_int8", kv_load_int8(bytes + 8), wanted, 0);
+        float got[8];
+        q_store(got, q_load_i8x8(bytes + 8));
+        for (int i = 0; i < 8; i++) check("q_load_i8x8", got[i], wanted[i], 0);
+        kv_vi sums = kv_dot_int16(kv_widen_int8(bytes), kv_load_int16(words));
+        for (int i = 0; i < 8; i++)
+            wanted[i] = (float)(bytes[2 * i] * words[2 * i] + bytes[2 * i + 1] * words[2 * i + 1]);
+        each_lane("kv_dot_int16", kv_from_int(sums), wanted, 0);
+        for (int i = 0; i < 8; i++) wanted[i] *= 2;
+        each_lane("kv_add_int", kv_from_int(kv_add_int(sums, sums)), wanted, 0);
+    }
+    const float odd[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 32767, -32767, 32766.4f, -32766.6f, 0.49999997f, 7, -7,
+                         1e-30f, -2.5f, 100.5f, -3.49f};
+    for (int i = 0; i < 16; i += 8) {
+        int16_t *at = (int16_t *)edge - 8;
+        kv_store_int16(at, kv_load(odd + i));
+        for (int k = 0; k < 8; k++) check("kv_store_int16", at[k], rint((double)odd[i + k]), 0);
+    }
+    for (int low = 0; low < 64; low++)
+        for (int high = low; high < 64; high++) {
+            uint64_t bits = 1ull << low | 1ull << high;
+            check("kv_lowest_bit", kv_lowest_bit(bits), low, 0);
+            check("kv_highest_bit", kv_highest_bit(bits), high, 0);
+            check("kv_count_bits", kv_count_bits(bits), 1 + (low < high), 0);
+        }
+}
+
+static void weight_shims(void) {
+    float a[8], b[8], c[8], got[8];
+    int8_t bytes[8];
+    for (int round = 0; round < 1000; round++) {
+        draw_floats(a, 8), draw_floats(b, 8), draw_floats(c, 8);
+        q_f32x8 x = q_load(a), y = q_load(b);
+        double sum = 0, top = a[0];
+        for (int i = 0; i < 8; i++) sum += a[i], top = fmax(top, a[i]);
+        check("q_sum", q_sum(x), sum, 4e-6);
+        check("q_max_lane", q_max_lane(x), top, 0);
+#define EACH(what, made, right, allowed) \
+    q_store(got, made); \
+    for (int i = 0; i < 8; i++) check(what, got[i], right, allowed)
+        EACH("q_add", q_add(x, y), (float)((double)a[i] + b[i]), 0);
+        EACH("q_mul", q_mul(x, y), (float)((double)a[i] * b[i]), 0);
+        EACH("q_div", q_div(x, y), (float)((double)a[i] / b[i]), 0);
+        EACH("q_max", q_max(x, y), fmaxf(a[i], b[i]), 0);
+        EACH("q_fma", q_fma(x, y, q_load(c)), fmaf(a[i], b[i], c[i]), FUSED ? 0 : 1e-6);
+        q_store_halves_sum(got, x);
+        for (int i = 0; i < 4; i++) check("q_store_halves_sum", got[i], a[i] + a[i + 4], 0);
+        for (int i = 0; i < 8; i++) a[i] = round % 2 ? 60 * a[i] : (float)(draw_below(254) - 127) + 0.5f;
+        sum = 0;
+        for (int i = 0; i < 8; i++) sum += rint((double)a[i]);
+        check("q_round_i8x8's sum", q_round_i8x8(q_load(a), bytes), sum, 0);
+        for (int i = 0; i < 8; i++) check("q_round_i8x8", bytes[i], rint((double)a[i]), 0);
+        EACH("q_round", q_round(q_load(a)), rint((double)a[i]), 0);
+    }
+    for (int n = -126; n <= 127; n++) {
+        EACH("q_power_of_two", q_power_of_two(q_set((float)n)), ldexp(1, n), 0);
+    }
+    for (int k = 0; k < ODDS; k++) {
+        double right = isnan(ODD[k]) ? NAN : fmin(fmax(ODD[k], -2), 3);
+        EACH("q_clamp", q_clamp(q_set(ODD[k]), -2, 3), right, 0);
+    }
+}
+
+/* Four rows of three blocks with up to four vectors; `nibbles` for Q4_1, else Q8_0. */
+static void row_dots(int nibbles) {
+    enum { BLOCKS = 3, COLS = 32 * BLOCKS, ROOM = BLOCKS * KV_Q8_0_BYTES };
+    uint8_t rows[4][ROOM];
+    int8_t x[4][COLS], spread[32];
+    float pairs[4][2 * BLOCKS], got[16];
+    kv_activation vectors[4];
+    int block_bytes = nibbles ? KV_Q4_1_BYTES : KV_Q8_0_BYTES;
+    for (int v = 0; v < 4; v++) {
+        for (int b = 0; b < BLOCKS; b++) {
+            int sum = 0;
+            for (int i = 0; i < 32; i++) {
+                int value = v ? draw_below(255) - 127 : i % 2 ? -127 : 127;
+                x[v][32 * b + i] = (int8_t)value, sum += value;
+            }
+            pairs[v][2 * b] = 0.01f + fabsf(draw_float());
+            pairs[v][2 * b + 1] = pairs[v][2 * b] * (float)sum;
+        }
+        vectors[v] = (kv_activation){.cols = COLS, .bytes = x[v], .pairs = pairs[v]};
+    }
+    double right[4][4] = {{0}}, size[4][4] = {{0}};
+    for (int r = 0; r < 4; r++)
+        for (int b = 0; b < BLOCKS; b++) {
+            uint8_t *block = rows[r] + b * block_bytes;
+            uint16_t head[2] = {kv_to_half(draw_float()), kv_to_half(draw_float())};
+            memcpy(block, head, nibbles ? 4 : 2);
+            for (int i = nibbles ? 4 : 2; i < block_bytes; i++)
+                block[i] = (uint8_t)(r ? draw_below(256) : nibbles ? 255 : 128);
+            if (nibbles) q_spread_nibbles(block + 4, spread);
+            for (int i = 0; i < 32; i++) {
+                int q = nibbles ? (i < 16 ? block[4 + i] & 15 : block[4 + i - 16] >> 4) : (int8_t)block[2 + i];
+                if (nibbles) check("q_spread_nibbles", spread[i], q, 0);
+                double weight = half_value(head[0]) * q + (nibbles ? half_value(head[1]) : 0);
+                for (int v = 0; v < 4; v++) {
+                    right[v][r] += weight * pairs[v][2 * b] * x[v][32 * b + i];
+                    size[v][r] += fabs(weight * pairs[v][2 * b] * x[v][32 * b + i]);
+                }
+            }
+        }
+    for (int n = 1; n <= 4; n++) {
+        if (nibbles)
+            kv_dot4_q4_1_bytes(rows[0], ROOM, vectors, n, got);
+        else
+            kv_dot4_q8_0_bytes(rows[0], ROOM, vectors, n, got);
+        for (int v = 0; v < n; v++)
+            for (int r = 0; r < 4; r++)
+                check(nibbles ? "a Q4_1 row" : "a Q8_0 row", got[4 * v + r], right[v][r], 1e-6 * size[v][r]);
+    }
+}
+
+static void count_task(void *context, int64_t task) { __atomic_fetch_add((int *)context + task, 1, __ATOMIC_RELAXED); }
+static void threads(void) {
+    for (int n_threads = 1; n_threads <= 5; n_threads += 2)
+        for (int round = 0; round < 50; round++) {
+            int done[97] = {0};
+            kv_parallel_for(count_task, done, 97, n_threads);
+            for (int i = 0; i < 97; i++) check("kv_parallel_for", done[i], 1, 0);
+        }
+}
+
+/* For the test to compare with another implementation. */
+static void page_checks(void) {
+    static uint8_t bytes[5000];
+    for (int i = 0; i < 5000; i++) bytes[i] = (uint8_t)(i * 131 + (i >> 8));
+    for (int n = KV_XXH3_SHORT + 1; n <= 5000; n += 59)
+        printf("xxh3 %d %016llx\n", n, (unsigned long long)kv_xxh3(bytes, (size_t)n));
+}
+
+int main(void) {
+    printf("form %s\n", FORM);
+    edge = end_of_memory();
+    moves();
+    arithmetic();
+    exponentials();
+    halves();
+    integers();
+    weight_shims();
+    for (int round = 0; round < 200; round++) row_dots(round % 2);
+    threads();
+    page_checks();
+    return finish();
+}
