@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import importlib
 import os
 import platform
 import pprint
@@ -57,12 +58,16 @@ def source_hash(root: Path = ROOT) -> str:
     return _hash(root, native_sources(root))
 
 
-def _first_line(command: list[str]) -> str:
+def _said(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
+    return done.stdout.strip()
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def cpu_features() -> list[str]:
@@ -85,11 +90,15 @@ def cpu_features() -> list[str]:
 def toolchain(c_compiler: str | None = None) -> dict[str, Any]:
     """Compilers and target of a build made now."""
     compiler = c_compiler or os.environ.get("CC") or shutil.which("cc") or "cc"
-    rustc = shutil.which("rustc")
+    rustc, clang = (shutil.which(name) for name in ("rustc", "clang"))
+    rust = _said([rustc, "--version", "--verbose"]) if rustc else ""
+    llvm = re.search(r"^LLVM version: (.+)$", rust, re.MULTILINE)
     return {
         # Without the name that it was called by: cc and gcc are one compiler.
-        "c_compiler": re.sub(r"^(cc|gcc)\S* ", "gcc ", _first_line([compiler, "--version"])),
-        "rustc": _first_line([rustc, "--version"]) if rustc else "",
+        "c_compiler": re.sub(r"^(cc|gcc)\S* ", "gcc ", _first_line(_said([compiler, "--version"]))),
+        "clang": _first_line(_said([clang, "--version"])) if clang else "",
+        "rustc": _first_line(rust),
+        "rustc_llvm": llvm[1] if llvm else "",
         "architecture": platform.machine(),
         "system": platform.system(),
         "cpu_features": cpu_features(),
@@ -132,6 +141,18 @@ def facts() -> dict[str, Any]:
     return dict(_build_facts.FACTS)
 
 
+def why_missing(module: str, compiler: str) -> str | None:
+    """Why a module that not every build has can't be loaded, or None.
+
+    ``compiler`` is the one that it needs; the facts say why a build went without it.
+    """
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        return facts().get(f"{compiler}_missing") or str(error)
+    return None
+
+
 @functools.cache
 def refuse_stale() -> None:
     """Raise `StaleBuild` when the compiled kernels are missing, older than their sources, or made
@@ -161,6 +182,7 @@ def _main() -> None:
     parser.add_argument("--c-compiler", required=True)
     parser.add_argument("--c-flags", required=True)
     parser.add_argument("--rust-missing", default="")
+    parser.add_argument("--clang-missing", default="")
     parser.add_argument("--checks", default="OFF")
     args = parser.parse_args()
     tools = toolchain(args.c_compiler)
@@ -170,6 +192,7 @@ def _main() -> None:
         "source_sha256": source_hash(args.root),
         "c_flags": args.c_flags,
         "rust_missing": args.rust_missing,
+        "clang_missing": args.clang_missing,
         "checks": args.checks.upper() in ("ON", "TRUE", "1"),
     }
     text = f'"""Facts of this build, written by CMake."""\n\nFACTS = {pprint.pformat(built)}\n'

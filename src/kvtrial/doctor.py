@@ -182,26 +182,37 @@ def c_compiler(text: str) -> Finding:
     )
 
 
-def rustc(text: str, rust_missing: str) -> Finding:
-    """The compiler of K3 and K4; ``rust_missing`` is why the last build did without."""
-    if text and not rust_missing:
-        return Finding("rustc", text, text, State.GOOD, "K3 and K4 take part")
-    if text:
-        return Finding(
-            "rustc",
-            text,
-            text,
-            State.NOTE,
-            f"the installed kernels are without K3 and K4 ({rust_missing}): make build",
-        )
-    return Finding(
+def rustc(text: str, missing: str) -> Finding:
+    """The compiler of K3 and K4; ``missing`` is why the last build did without."""
+    return _optional_compiler(
         "rustc",
-        "",
-        "none",
-        State.NOTE,
-        "K3 and K4 do not take part, so the trial chooses among the Cython arms: install Rust for "
-        "them (Debian, Ubuntu: apt install rustc), then make build",
+        text,
+        missing,
+        "K3 and K4",
+        "the trial chooses among the Cython arms: install Rust (Debian, Ubuntu: apt install rustc)",
     )
+
+
+def clang(text: str, missing: str) -> Finding:
+    """The compiler of K1C, a control; ``missing`` is why the last build did without."""
+    return _optional_compiler(
+        "clang",
+        text,
+        missing,
+        "K1C",
+        "the report can't tell compiler from language, and the verdict is the same: install clang "
+        "(Debian, Ubuntu: apt install clang)",
+    )
+
+
+def _optional_compiler(name: str, text: str, missing: str, arms: str, without: str) -> Finding:
+    if text and not missing:
+        return Finding(name, text, text, State.GOOD, f"with {arms} in the trial")
+    if text:
+        meaning = f"the installed kernels are without {arms} ({missing}); make build looks again"
+    else:
+        meaning = f"without {arms} {without}, then make build"
+    return Finding(name, text, text or "none", State.NOTE, meaning)
 
 
 def kernels(build_id: str, stale: str) -> Finding:
@@ -338,6 +349,7 @@ def examine(model: str) -> list[Finding]:
         virtualised(record["hypervisor"], limits),
         c_compiler(tools["c_compiler"]),
         rustc(tools["rustc"], built.get("rust_missing", "")),
+        clang(tools["clang"], built.get("clang_missing", "")),
         kernels(built.get("build_id", ""), _stale()),
         memory(psutil.virtual_memory().available, needs_memory, what),
         _disk(needs_disk),

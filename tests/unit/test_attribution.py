@@ -38,6 +38,18 @@ def test_attention_is_attributed_at_every_head_shape() -> None:
         assert ratio("H1", "m2/tokens_per_s", "9q3kv", context) == pytest.approx(100 / 80)
 
 
+def test_compiler_and_language_are_told_apart() -> None:
+    """K1 to K4 is another compiler, then another language: the parts multiply to the whole."""
+    found = {
+        h["id"]: h["ratio"]
+        for h in decide(trial({**BASE, **flat(K1C=20.0, K4=16.0)}), REGISTERED).data["hypotheses"]
+        if h["context"] == 4096
+    }
+    assert found["H6c"] == pytest.approx(22 / 20)
+    assert found["H6l"] == pytest.approx(20 / 16)
+    assert found["H6k"] == pytest.approx(found["H6c"] * found["H6l"])
+
+
 def test_threads_are_compared_by_processes_that_share_none() -> None:
     rng = np.random.default_rng(3)
     one, both = (list(22.0 * np.exp(rng.normal(m, 0.05, 6))) for m in (0.0, -0.6))

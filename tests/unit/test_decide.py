@@ -99,6 +99,19 @@ def test_the_next_challenger_is_tested_when_the_first_is_out() -> None:
     assert verdict.data["eligibility"]["K3"] == ["not built: rustc was not found"]
 
 
+def test_without_clang_its_own_column_is_missing_and_no_more() -> None:
+    arms = flat(**BASE, K1C=21.0, K3=11.0, K4=12.0)
+    whole = run(arms)
+    arms.pop("K1C")
+    without = run(arms, not_built={"K1C": "clang was not found"})
+    assert (whole.outcome, without.outcome) == (ADOPT, ADOPT)
+    assert without.data["eligibility"]["K1C"] == ["not built: clang was not found"]
+    assert without.data["hot"]["reason"] == whole.data["hot"]["reason"]
+    assert without.data["hot"]["contrasts"] == whole.data["hot"]["contrasts"]
+    told = [{h["id"] for h in verdict.data["hypotheses"]} for verdict in (whole, without)]
+    assert told[0] - told[1] == {"H6c", "H6l"}
+
+
 def test_without_rust_cython_stays() -> None:
     verdict = run(flat(**BASE), not_built={"K3": "no rustc", "K4": "no rustc"})
     assert (verdict.outcome, verdict.adopted) == (KEEP, "K1")
@@ -298,7 +311,7 @@ def test_a_control_is_listed_and_never_wins_nor_is_compared_with(name: str) -> N
     """K1 built by another compiler, and pages in RocksDB: measured, never a Cython arm."""
     registration = copy.deepcopy(REGISTERED)
     registration.pop("control")  # here it takes part in the pairs
-    registration["candidates"].append(name)
+    registration["candidates"] = [*dict.fromkeys([*registration["candidates"], name])]
     events = trial(flat(**BASE, K3=11.0, **{name: 5.0}), registration=registration, missing=LACKS)
     role = row("run", "candidate/role", registration, candidate=name, text="control")
     verdict = decide(with_rows(events, [role]), registration)

@@ -60,6 +60,8 @@ def test_only_what_no_run_can_do_without_stops_it():
     assert not doctor.ready([doctor.c_compiler("")])
     assert doctor.rustc("", "").state is State.NOTE
     assert doctor.ready([doctor.rustc("", ""), doctor.kernels("", "not built; run: make build")])
+    assert "apt install clang" in doctor.clang("", "").meaning
+    assert doctor.clang("clang version 14", "").meaning == "with K1C in the trial"
     built_without = doctor.rustc("rustc 1.90", "rustc was not found")
     assert (built_without.state, "make build" in built_without.meaning) == (State.NOTE, True)
 
@@ -117,7 +119,7 @@ def test_the_command_says_something_about_everything(tmp_path, monkeypatch, caps
     said = json.loads(capsys.readouterr().out)
     assert said["ready"] is True
     assert set(said["findings"]) == {
-        "instruction set", "cores", "governor", "virtualised", "C compiler", "rustc", "kernels",
+        "instruction set", "cores", "governor", "virtualised", "C compiler", "rustc", "clang", "kernels",
         "memory", "disk", "load", "noise",
     }  # fmt: skip
     assert all(f["meaning"] and f["state"] in list(State) for f in said["findings"].values())

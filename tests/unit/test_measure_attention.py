@@ -246,9 +246,9 @@ def test_more_than_the_memory_is_refused_before_it_is_tried():
 def test_no_candidate_allocates_in_a_step(threads):
     """Case I13, by the malloc hook: append and attend over a page's end, in any thread.
 
-    The control is outside of the promise: its binding makes an object of each value.
+    C0 is outside of the promise: its binding makes an object of each value.
     """
-    names = [name for name in BUILT if candidates()[name].role != "control"]
+    names = [name for name in BUILT if name != "C0"]
     spec = {"shape": SHAPE, "candidates": names, "page_tokens": 16, "steps": 40, "threads": threads}
     preload = allocations.preload_environment()
     rows = child.run("kvtrial.measure.allocation_pass", spec, threads, preload)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvtrial import contract
+from kvtrial import build, contract
 from kvtrial.build import ROOT
 from kvtrial.contract import StoreSpec
 from kvtrial.hot import native
@@ -461,10 +461,10 @@ def test_verbs_of_a_step_allocate_nothing() -> None:
 def test_without_the_library_the_candidates_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kvtrial.hot._rust", None)
     monkeypatch.delattr("kvtrial.hot._rust")
-    monkeypatch.setattr(native.build, "facts", lambda: {"rust_missing": "rustc was not found"})
-    assert native._not_built() == "rustc was not found"
-    monkeypatch.setattr(native.build, "facts", dict)
-    assert "kvtrial.hot._rust" in (native._not_built() or "")
+    monkeypatch.setattr(build, "facts", lambda: {"rust_missing": "rustc was not found"})
+    assert build.why_missing("kvtrial.hot._rust", "rust") == "rustc was not found"
+    monkeypatch.setattr(build, "facts", dict)
+    assert "kvtrial.hot._rust" in (build.why_missing("kvtrial.hot._rust", "rust") or "")
 
 
 def test_the_candidates_differ_in_owner_alone() -> None:

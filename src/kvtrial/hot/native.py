@@ -13,15 +13,6 @@ from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec,
 from kvtrial.hot.paged import open_paged
 
 
-def _not_built() -> str | None:
-    """Why the Rust library can't be loaded, or None."""
-    try:
-        import kvtrial.hot._rust  # noqa: F401
-    except ImportError as error:
-        return build.facts().get("rust_missing") or str(error)
-    return None
-
-
 def _open_k3(spec: StoreSpec) -> KVStore:
     import kvtrial.hot._rust as _rust
 
@@ -44,7 +35,7 @@ K3 = Candidate(
     layout="paged [kv_head][token][head_dim]",
     capabilities=frozenset(Capability),
     open=_open_k3,
-    not_built=_not_built(),
+    not_built=build.why_missing("kvtrial.hot._rust", "rust"),
 )
 
 K4 = replace(K3, name="K4", title="Cython pool, Rust kernel", owner="Cython", open=_open_k4)

@@ -1,7 +1,7 @@
-"""A2, K1, K2 and K5: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
+"""A2, K1, K1C, K2 and K5: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
 
-Each differs from its neighbour in one thing: A2 is K1 with a scalar kernel, K2 is K1 with FP16 rows,
-K5 is K1 with Q8_0 rows.
+Each differs from K1 in one thing: A2 has a scalar kernel, K1C has K1's as clang compiles it, K2 has
+FP16 rows, K5 has Q8_0 rows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kvtrial import build
 from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
 
 
@@ -38,6 +39,12 @@ def open_paged(spec: StoreSpec, *, format: str = "fp32", kernel: Any = None) -> 
     return store
 
 
+def _open_k1c(spec: StoreSpec) -> KVStore:
+    import kvtrial.hot._kernels_clang as _kernels_clang
+
+    return open_paged(spec, kernel=_kernels_clang.kernel_capsule())
+
+
 K1 = Candidate(
     name="K1",
     title="Paged, fused SIMD, FP32",
@@ -56,6 +63,16 @@ A2 = replace(
     title="Paged, scalar, group-aware",
     role="ablation",
     open=partial(open_paged, kernel="scalar"),
+)
+
+#: Beside K1 it isolates the compiler, beside K4 the language: rustc is LLVM as clang is.
+K1C = replace(
+    K1,
+    name="K1C",
+    title="K1, its kernel compiled by clang",
+    role="control",
+    open=_open_k1c,
+    not_built=build.why_missing("kvtrial.hot._kernels_clang", "clang"),
 )
 
 K2 = replace(

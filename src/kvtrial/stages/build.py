@@ -50,8 +50,9 @@ def ensure_built() -> dict[str, object]:
                 f"the kernels are those of {facts.get('build_id')}, the sources and compilers say "
                 f"{wanted}; an edit during the build? run again: {build.REBUILD}"
             )
-    if facts["rust_missing"]:
-        print(f"build: without the Rust candidates: {facts['rust_missing']}", file=sys.stderr)
+    for arms, missing in (("the Rust candidates", "rust_missing"), ("K1C", "clang_missing")):
+        if facts[missing]:
+            print(f"build: without {arms}: {facts[missing]}", file=sys.stderr)
     return facts
 
 
