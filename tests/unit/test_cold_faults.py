@@ -302,13 +302,23 @@ def test_what_can_not_be_read_as_a_store_opens_is_not_cut_off(folder, store, mon
 
         return read
 
+    class Failing:
+        """A window whose disk fails: `good` counts over all of them."""
+
+        def __init__(self):
+            whole = segments_window()
+            self.read = failing_after(n, whole.read)
+            self.read_ns = self.check_ns = 0
+
+    segments_window = segments.Window
     # The file's header, a record's, its sums and on; then the pages.
-    for owner, name, calls in ((os, "preadv", 6), (segments, "read_record", 2)):
+    for owner, name, calls in ((os, "preadv", 6), (segments, "Window", 2)):
         for n in range(calls):
             good = 0
             shutil.rmtree(folder / "index", ignore_errors=True)
             with monkeypatch.context() as patch:
-                patch.setattr(owner, name, failing_after(n, getattr(owner, name)))
+                broken = Failing if owner is segments else failing_after(n, os.preadv)
+                patch.setattr(owner, name, broken)
                 with pytest.raises(errors.Unreadable, match="Input/output error"):
                     open_cold("Z2", folder, store.identity())
             assert (folder / "segments" / "00000001.seg").stat().st_size == size

@@ -36,9 +36,11 @@ cdef struct Piece:
     uint8_t *at
     size_t nbytes
 
-#: Bytes of a window: as many pages as fit come by one system call. It has to stay in a core's second
-#: cache together with what the kernel touches.
-WINDOW_BYTES = 192 << 10
+cdef enum:
+    # As many pages as fit come by one system call. It has to stay in a core's second cache.
+    CAPACITY = 256 << 10
+
+WINDOW_BYTES = CAPACITY
 #: Pages up to this many bytes are not checked here: their sums are of another kind.
 SHORT_BYTES = KV_XXH3_SHORT
 
@@ -132,52 +134,75 @@ cdef Piece piece_of(object buffer, int flags) except *:
     return piece
 
 
-def read_record(
-    int fd, int64_t offset, bytearray head, list pages, bytearray window, int64_t[::1] spent_ns
-):
-    """Fill ``head`` and ``pages`` from ``offset`` on and compare each page with its sum.
+cdef class Window:
+    """What pages pass through: `WINDOW_BYTES` of one thread, used again for every record.
 
-    Parameters
+    Attributes
     ----------
-    fd : int
-    offset : int
-        Where the record begins, bytes.
-    head : bytearray
-        Of header, meta and sums; its last 8 bytes a page are the sums.
-    pages : list of writable buffers
-        Longer than `SHORT_BYTES` each, or that page is not checked.
-    window : bytearray
-        What pages pass through: `WINDOW_BYTES`, of one thread, used again for every record.
-    spent_ns : int64 (2,)
-        Nanoseconds of reading, and of checking and moving, are added to it.
-
-    Returns
-    -------
-    int
-        -1 where all sums are right, -2 where the file ends inside the record, else the index of the
-        first page that is not what was written.
-
-    Raises
-    ------
-    OSError
-        From the read.
+    read_ns, check_ns : int
+        Nanoseconds that all its reading, and its checking and moving, took.
     """
-    cdef int count = len(pages), state, i
-    cdef Piece first = piece_of(head, PyBUF_WRITABLE), through = piece_of(window, PyBUF_WRITABLE)
-    cdef int64_t *spent = &spent_ns[0]
-    cdef Piece *places = <Piece *> malloc((count + 1) * sizeof(Piece))
-    if places is NULL:
-        raise MemoryError()
-    try:
-        for i in range(count):
-            places[i] = piece_of(pages[i], PyBUF_WRITABLE)
-        with nogil:
-            state = read_pages(fd, offset, first, places, count, through, spent)
-        if state <= FAILED:
-            raise OSError(FAILED - state, f"reading at offset {offset} failed")
-        return state
-    finally:
-        free(places)
+
+    cdef Piece piece
+    cdef int64_t[2] spent
+
+    def __cinit__(self):
+        self.piece.at = <uint8_t *> malloc(CAPACITY)
+        self.piece.nbytes = CAPACITY
+        if self.piece.at is NULL:
+            raise MemoryError()
+        self.spent[0] = self.spent[1] = 0
+
+    def __dealloc__(self):
+        free(self.piece.at)
+
+    @property
+    def read_ns(self):
+        return self.spent[0]
+
+    @property
+    def check_ns(self):
+        return self.spent[1]
+
+    def read(self, int fd, int64_t offset, bytearray head, list pages):
+        """Fill ``head`` and ``pages`` from ``offset`` on and compare each page with its sum.
+
+        Parameters
+        ----------
+        fd : int
+        offset : int
+            Where the record begins, bytes.
+        head : bytearray
+            Of header, meta and sums; its last 8 bytes a page are the sums.
+        pages : list of writable buffers
+            Longer than `SHORT_BYTES` each, or that page is not checked.
+
+        Returns
+        -------
+        int
+            -1 where all sums are right, -2 where the file ends inside the record, else the index of
+            the first page that is not what was written.
+
+        Raises
+        ------
+        OSError
+            From the read.
+        """
+        cdef int count = len(pages), state, i
+        cdef Piece first = piece_of(head, PyBUF_WRITABLE)
+        cdef Piece *places = <Piece *> malloc((count + 1) * sizeof(Piece))
+        if places is NULL:
+            raise MemoryError()
+        try:
+            for i in range(count):
+                places[i] = piece_of(pages[i], PyBUF_WRITABLE)
+            with nogil:
+                state = read_pages(fd, offset, first, places, count, self.piece, self.spent)
+            if state <= FAILED:
+                raise OSError(FAILED - state, f"reading at offset {offset} failed")
+            return state
+        finally:
+            free(places)
 
 
 def checksum(buffer):

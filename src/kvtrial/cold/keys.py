@@ -85,7 +85,8 @@ def as_tokens(token_ids: Any) -> I64:
 
 def next_key(parent: bytes, tokens: I64) -> bytes:
     """The key of the page that holds ``tokens`` and follows the page of key ``parent``."""
-    return digest(parent + len(tokens).to_bytes(4, "little") + tokens.astype("<i8").tobytes())
+    rows = tokens.astype("<i8", copy=False)
+    return digest(parent + len(rows).to_bytes(4, "little") + rows.tobytes())
 
 
 class PageKey(NamedTuple):

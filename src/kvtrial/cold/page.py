@@ -8,7 +8,10 @@ here are all holes has none. Both stores keep the same two byte strings.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 import blake3
 import numpy as np
@@ -20,8 +23,7 @@ from kvtrial.contract import I64, Bool
 _HEAD = struct.Struct("<32s32sIIQ")
 
 
-@dataclass(frozen=True)
-class PageMeta:
+class PageMeta(NamedTuple):
     """What a stored page is.
 
     Attributes
@@ -31,7 +33,9 @@ class PageMeta:
     address : bytes
         Content address: BLAKE3 over the payload.
     tokens : int64 (rows,)
-    valid : bool (L, rows)
+    layers : int
+    bits : bytes
+        The validity, packed; `valid_rows` and ``valid`` are the arrays of it.
     page_nbytes : int
         Bytes of one layer's page.
     """
@@ -39,18 +43,19 @@ class PageMeta:
     parent: bytes
     address: bytes
     tokens: I64
-    valid: Bool
+    layers: int
+    bits: bytes
     page_nbytes: int
 
     @property
-    def layers_present(self) -> Bool:
-        """bool (L,): layers that have a page in the payload."""
-        return np.asarray(self.valid.any(axis=1))
+    def valid(self) -> Bool:
+        """bool (L, rows)."""
+        return valid_rows([self])
 
     @property
     def payload_nbytes(self) -> int:
-        """Bytes of the payload."""
-        return int(self.layers_present.sum()) * self.page_nbytes
+        """Bytes of the payload: the pages of the layers that have a valid row."""
+        return int(self.valid.any(axis=1).sum()) * self.page_nbytes
 
     def split(self, payload: memoryview) -> list[memoryview]:
         """Views of the layers' pages in a buffer of ``payload_nbytes``."""
@@ -59,14 +64,9 @@ class PageMeta:
 
     def encode(self) -> bytes:
         """As it is stored, little-endian."""
-        layers, rows = self.valid.shape
-        return b"".join(
-            (
-                _HEAD.pack(self.parent, self.address, layers, rows, self.page_nbytes),
-                self.tokens.astype("<i8").tobytes(),
-                np.packbits(self.valid).tobytes(),
-            )
-        )
+        rows = len(self.tokens)
+        head = _HEAD.pack(self.parent, self.address, self.layers, rows, self.page_nbytes)
+        return head + self.tokens.astype("<i8", copy=False).tobytes() + self.bits
 
     @classmethod
     def decode(cls, data: bytes) -> PageMeta:
@@ -80,10 +80,25 @@ class PageMeta:
                 f"page meta of {len(data)} bytes for {layers} layers and {rows} rows; run "
                 "verify() to list all damage"
             )
-        tokens = np.frombuffer(data, "<i8", rows, _HEAD.size).astype(np.int64, copy=False)
-        packed = np.frombuffer(data, np.uint8, offset=bits)
-        valid = np.unpackbits(packed, count=layers * rows).reshape(layers, rows).view(bool)
-        return cls(parent, address, tokens, valid, page_nbytes)
+        tokens: I64 = np.frombuffer(data, "<i8", rows, _HEAD.size)
+        return cls(parent, address, tokens, layers, data[bits:], page_nbytes)
+
+
+def packed(valid: Bool) -> bytes:
+    """bool (L, rows) as `PageMeta` keeps it."""
+    return np.packbits(valid).tobytes()
+
+
+def valid_rows(metas: Sequence[PageMeta]) -> Bool:
+    """bool (L, rows) of pages that follow each other; pages of equal size are unpacked together."""
+    parts = []
+    for rows, alike in groupby(metas, lambda meta: len(meta.tokens)):
+        pages = list(alike)
+        layers = pages[0].layers
+        bits = np.frombuffer(b"".join(meta.bits for meta in pages), np.uint8)
+        each = np.unpackbits(bits.reshape(len(pages), -1), axis=1, count=layers * rows)
+        parts.append(each.reshape(-1, layers, rows).swapaxes(0, 1).reshape(layers, -1))
+    return np.concatenate(parts, axis=1).view(bool)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvtrial.cold import disk
-from kvtrial.cold._reader import SHORT_BYTES, WINDOW_BYTES, read_record
+from kvtrial.cold._reader import SHORT_BYTES, Window
 from kvtrial.cold.disk import Buffer
 from kvtrial.cold.errors import ColdError, CorruptSegment, DiskFull, StorePoisoned, Unreadable
 from kvtrial.cold.records import (
@@ -236,27 +236,28 @@ class SegmentLog:
         CorruptSegment, Unreadable
             Buffers may be filled in part.
         """
-        parts = [part for part in np.array_split(np.arange(len(wanted)), threads) if len(part)]
-        spent = np.zeros((len(parts), 2), np.int64)
+        share = max(1, -(-len(wanted) // threads))
+        parts = [wanted[at : at + share] for at in range(0, len(wanted), share)]
+        windows = [Window() for _ in parts]
 
-        def read_part(n: int) -> list[bytes]:
-            first, last = int(parts[n][0]), int(parts[n][-1])
-            window = bytearray(WINDOW_BYTES)
-            return [self._read_one(record, window, spent[n]) for record in wanted[first : last + 1]]
+        def read_part(part: Sequence[Wanted], window: Any) -> list[bytes]:
+            return [self._read_one(record, window) for record in part]
 
         if len(parts) < 2:
-            return (read_part(0) if parts else []), spent.sum(axis=0)
-        with ThreadPoolExecutor(len(parts), thread_name_prefix="kvtrial-cold") as pool:
-            metas = [meta for part in pool.map(read_part, range(len(parts))) for meta in part]
+            metas = [meta for part in map(read_part, parts, windows) for meta in part]
+        else:
+            with ThreadPoolExecutor(len(parts), thread_name_prefix="kvtrial-cold") as pool:
+                metas = [meta for part in pool.map(read_part, parts, windows) for meta in part]
+        spent = np.array([[w.read_ns, w.check_ns] for w in windows], np.int64).reshape(-1, 2)
         return metas, spent.sum(axis=0)
 
-    def _read_one(self, wanted: Wanted, window: bytearray, spent: I64) -> bytes:
+    def _read_one(self, wanted: Wanted, window: Any) -> bytes:
         key, file, location, pages = wanted
         if len(pages) != location.pages:
             raise self.corrupt(location, f"{location.pages} pages, where meta has {len(pages)}")
         head = bytearray(location.head_nbytes)
         try:
-            state = read_record(file.fd, location.offset, head, pages, window, spent)
+            state = window.read(file.fd, location.offset, head, pages)
         except OSError as error:
             raise self._unreadable(location.segment, location.offset, error) from error
         if state == -2:

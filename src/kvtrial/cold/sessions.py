@@ -7,7 +7,7 @@ import numpy as np
 from kvtrial.cold.disk import Buffer
 from kvtrial.cold.errors import IdentityMismatch
 from kvtrial.cold.keys import Identity, PageKey
-from kvtrial.cold.page import Page, PageMeta, content_address, flat
+from kvtrial.cold.page import Page, PageMeta, content_address, flat, packed
 from kvtrial.contract import Bool, InvalidArgument, KVSession, StepIncomplete
 
 #: What can be seen of an `Identity` at a session's store.
@@ -63,5 +63,12 @@ def take(session: KVSession, index: int, page: PageKey, valid: Bool) -> Page:
         if view is None:
             raise InvalidArgument(f"layer {layer} has valid rows in page {index} but no page")
         payload.append(flat(view))
-    meta = PageMeta(page.parent, content_address(payload), page.tokens, part, store.page_nbytes)
+    meta = PageMeta(
+        page.parent,
+        content_address(payload),
+        page.tokens,
+        len(part),
+        packed(part),
+        store.page_nbytes,
+    )
     return Page(page.key, meta, payload)

@@ -35,15 +35,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kvtrial import machine
 from kvtrial.cold import disk, folder, keys
 from kvtrial.cold.ahead import ahead
 from kvtrial.cold.errors import ColdError, StoreClosed, StorePoisoned
 from kvtrial.cold.index import Index, Snapshot
 from kvtrial.cold.keys import Identity, PageKey
-from kvtrial.cold.page import Page, PageMeta, content_address
+from kvtrial.cold.page import Page, PageMeta, content_address, valid_rows
 from kvtrial.cold.prefix import Stored, longest, refuse_other_holes, stored
 from kvtrial.cold.reports import Entry, Fault, RestoreTimes, SpillReport
 from kvtrial.cold.sessions import refuse_other, take, validity
@@ -211,13 +209,10 @@ class ColdStore(ABC):
                 return 0
             read = self._reader(pages)
         found = time.perf_counter_ns()
-        valid = np.concatenate([meta.valid for _, meta in pages], axis=1)
+        valid = valid_rows([meta for _, meta in pages])
         views = session.begin_restore(valid)
         try:
-            columns = [
-                [view for layer in views if (view := layer[i]) is not None]
-                for i in range(len(pages))
-            ]
+            columns = [[view for view in page if view is not None] for page in zip(*views)]
             threads = min(machine.usable_cpus(), session.store.spec.threads)
             read_ns, check_ns = read(columns, threads)
         except BaseException:
