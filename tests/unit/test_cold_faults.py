@@ -12,6 +12,8 @@ import sys
 import numpy as np
 import pytest
 
+from kvtrial.cold._reader import FAILED
+
 from kvtrial.cold import KINDS, disk, errors, index, open_cold, segments
 from kvtrial.cold.pattern import PatternStore
 from kvtrial.cold.segments import SegmentLog
@@ -302,22 +304,20 @@ def test_what_can_not_be_read_as_a_store_opens_is_not_cut_off(folder, store, mon
 
         return read
 
-    class Failing:
-        """A window whose disk fails: `good` counts over all of them."""
+    def failing_pages(records):
+        try:
+            return failing_after(n, read_records)(records)
+        except OSError as error:
+            return [FAILED - error.errno], 0, 0
 
-        def __init__(self):
-            whole = segments_window()
-            self.read = failing_after(n, whole.read)
-            self.read_ns = self.check_ns = 0
-
-    segments_window = segments.Window
+    read_records = segments.read_records
     # The file's header, a record's, its sums and on; then the pages.
-    for owner, name, calls in ((os, "preadv", 6), (segments, "Window", 2)):
+    for owner, name, calls in ((os, "preadv", 6), (segments, "read_records", 2)):
         for n in range(calls):
             good = 0
             shutil.rmtree(folder / "index", ignore_errors=True)
             with monkeypatch.context() as patch:
-                broken = Failing if owner is segments else failing_after(n, os.preadv)
+                broken = failing_pages if owner is segments else failing_after(n, os.preadv)
                 patch.setattr(owner, name, broken)
                 with pytest.raises(errors.Unreadable, match="Input/output error"):
                     open_cold("Z2", folder, store.identity())

@@ -2,7 +2,7 @@
 
 The kernel copies into a window that stays in this core's cache; from there one pass takes a page to its
 place, past the caches, and its checksum with it. So memory sees what a plain read costs it, and the sum
-is free where memory is what is waited for. One call a record, without the interpreter's lock.
+is free where memory is what is waited for. Without the interpreter's lock.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -27,7 +27,7 @@ cdef extern from "xxh3.h" nogil:
     uint64_t kv_xxh3_copy(const uint8_t *data, size_t n, uint8_t *into)
     void kv_streamed()
 
-cdef enum:
+cpdef enum:
     SOUND = -1
     ENDED = -2
     FAILED = -3
@@ -36,11 +36,10 @@ cdef struct Piece:
     uint8_t *at
     size_t nbytes
 
-cdef enum:
+cpdef enum:
     # As many pages as fit come by one system call. It has to stay in a core's second cache.
-    CAPACITY = 256 << 10
+    WINDOW_BYTES = 256 << 10
 
-WINDOW_BYTES = CAPACITY
 #: Pages up to this many bytes are not checked here: their sums are of another kind.
 SHORT_BYTES = KV_XXH3_SHORT
 
@@ -134,75 +133,62 @@ cdef Piece piece_of(object buffer, int flags) except *:
     return piece
 
 
-cdef class Window:
-    """What pages pass through: `WINDOW_BYTES` of one thread, used again for every record.
+cdef int read_record(
+    int fd, int64_t offset, bytearray head, list pages, Piece window, int64_t *spent
+) except *:
+    """One record; as `read_pages` says."""
+    cdef int count = len(pages), state, i
+    cdef Piece first = piece_of(head, PyBUF_WRITABLE)
+    cdef Piece *places = <Piece *> malloc((count + 1) * sizeof(Piece))
+    if places is NULL:
+        raise MemoryError()
+    try:
+        for i in range(count):
+            places[i] = piece_of(pages[i], PyBUF_WRITABLE)
+        with nogil:
+            state = read_pages(fd, offset, first, places, count, window, spent)
+        return state
+    finally:
+        free(places)
 
-    Attributes
+
+def read_records(list records):
+    """Read records one after the other, up to the first that is not whole.
+
+    All in one call: between two records the interpreter would find nothing of its own in the caches.
+
+    Parameters
     ----------
+    records : list of (fd, offset, head, pages)
+        Offset in bytes. ``head`` is a bytearray of header, meta and sums, whose last 8 bytes a page are
+        the sums; ``pages`` a list of writable buffers. Those of `SHORT_BYTES` or less are not checked.
+
+    Returns
+    -------
+    states : list of int
+        Of each record that was read: `SOUND`, or of the last one the index of the first page that is
+        not what was written, `ENDED` where the file ends inside it, `FAILED` - errno where the disk
+        gives an error.
     read_ns, check_ns : int
-        Nanoseconds that all its reading, and its checking and moving, took.
+        Nanoseconds of reading, and of checking and moving.
     """
-
-    cdef Piece piece
+    cdef Piece window
     cdef int64_t[2] spent
-
-    def __cinit__(self):
-        self.piece.at = <uint8_t *> malloc(CAPACITY)
-        self.piece.nbytes = CAPACITY
-        if self.piece.at is NULL:
-            raise MemoryError()
-        self.spent[0] = self.spent[1] = 0
-
-    def __dealloc__(self):
-        free(self.piece.at)
-
-    @property
-    def read_ns(self):
-        return self.spent[0]
-
-    @property
-    def check_ns(self):
-        return self.spent[1]
-
-    def read(self, int fd, int64_t offset, bytearray head, list pages):
-        """Fill ``head`` and ``pages`` from ``offset`` on and compare each page with its sum.
-
-        Parameters
-        ----------
-        fd : int
-        offset : int
-            Where the record begins, bytes.
-        head : bytearray
-            Of header, meta and sums; its last 8 bytes a page are the sums.
-        pages : list of writable buffers
-            Longer than `SHORT_BYTES` each, or that page is not checked.
-
-        Returns
-        -------
-        int
-            -1 where all sums are right, -2 where the file ends inside the record, else the index of
-            the first page that is not what was written.
-
-        Raises
-        ------
-        OSError
-            From the read.
-        """
-        cdef int count = len(pages), state, i
-        cdef Piece first = piece_of(head, PyBUF_WRITABLE)
-        cdef Piece *places = <Piece *> malloc((count + 1) * sizeof(Piece))
-        if places is NULL:
-            raise MemoryError()
-        try:
-            for i in range(count):
-                places[i] = piece_of(pages[i], PyBUF_WRITABLE)
-            with nogil:
-                state = read_pages(fd, offset, first, places, count, self.piece, self.spent)
-            if state <= FAILED:
-                raise OSError(FAILED - state, f"reading at offset {offset} failed")
-            return state
-        finally:
-            free(places)
+    cdef int state
+    cdef list states = []
+    spent[0] = spent[1] = 0
+    window.at, window.nbytes = <uint8_t *> malloc(WINDOW_BYTES), WINDOW_BYTES
+    if window.at is NULL:
+        raise MemoryError()
+    try:
+        for fd, offset, head, pages in records:
+            state = read_record(fd, offset, head, pages, window, spent)
+            states.append(state)
+            if state != SOUND:
+                break
+        return states, spent[0], spent[1]
+    finally:
+        free(window.at)
 
 
 def checksum(buffer):

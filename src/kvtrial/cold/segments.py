@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from kvtrial.cold import disk
-from kvtrial.cold._reader import SHORT_BYTES, Window
+from kvtrial.cold._reader import ENDED, FAILED, SHORT_BYTES, SOUND, read_records
 from kvtrial.cold.disk import Buffer
 from kvtrial.cold.errors import ColdError, CorruptSegment, DiskFull, StorePoisoned, Unreadable
 from kvtrial.cold.records import (
@@ -238,30 +238,35 @@ class SegmentLog:
         """
         share = max(1, -(-len(wanted) // threads))
         parts = [wanted[at : at + share] for at in range(0, len(wanted), share)]
-        windows = [Window() for _ in parts]
-
-        def read_part(part: Sequence[Wanted], window: Any) -> list[bytes]:
-            return [self._read_one(record, window) for record in part]
-
         if len(parts) < 2:
-            metas = [meta for part in map(read_part, parts, windows) for meta in part]
+            done = [self._read_part(part) for part in parts]
         else:
             with ThreadPoolExecutor(len(parts), thread_name_prefix="kvtrial-cold") as pool:
-                metas = [meta for part in pool.map(read_part, parts, windows) for meta in part]
-        spent = np.array([[w.read_ns, w.check_ns] for w in windows], np.int64).reshape(-1, 2)
-        return metas, spent.sum(axis=0)
+                done = list(pool.map(self._read_part, parts))
+        metas = [meta for found, _ in done for meta in found]
+        return metas, np.array([spent for _, spent in done], np.int64).reshape(-1, 2).sum(axis=0)
 
-    def _read_one(self, wanted: Wanted, window: Any) -> bytes:
-        key, file, location, pages = wanted
-        if len(pages) != location.pages:
-            raise self.corrupt(location, f"{location.pages} pages, where meta has {len(pages)}")
-        head = bytearray(location.head_nbytes)
-        try:
-            state = window.read(file.fd, location.offset, head, pages)
-        except OSError as error:
-            raise self._unreadable(location.segment, location.offset, error) from error
-        if state == -2:
+    def _read_part(self, wanted: Sequence[Wanted]) -> tuple[list[bytes], tuple[int, int]]:
+        """Metas of the records, and nanoseconds as `read` gives them."""
+        records = []
+        for _, file, location, pages in wanted:
+            if len(pages) != location.pages:
+                raise self.corrupt(location, f"{location.pages} pages, where meta has {len(pages)}")
+            records.append((file.fd, location.offset, bytearray(location.head_nbytes), pages))
+        states, read_ns, check_ns = read_records(records)
+        metas = [
+            self._checked(want, head, state)
+            for want, (_, _, head, _), state in zip(wanted, records, states)
+        ]
+        return metas, (read_ns, check_ns)
+
+    def _checked(self, wanted: Wanted, head: bytearray, state: int) -> bytes:
+        """The meta of a record that was read, or what is wrong with it."""
+        key, _, location, pages = wanted
+        if state == ENDED:
             raise self.corrupt(location, _ENDS)
+        if state <= FAILED:
+            raise self._unreadable(location.segment, location.offset, FAILED - state)
         # A page's sum lies in the head, so if that is damaged the page may well be sound.
         header = Header.parse(head)
         if header is None:
@@ -271,9 +276,9 @@ class SegmentLog:
         meta = header.meta_of(head)
         if meta is None:
             raise self.corrupt(location, "the checksum of its meta and sums is wrong")
-        if state == -1 and pages and pages[0].nbytes <= SHORT_BYTES:
+        if state == SOUND and pages and pages[0].nbytes <= SHORT_BYTES:
             sums = page_sums(head, len(pages))
-            state = next((i for i, p in enumerate(pages) if checksum(p) != sums[i]), -1)
+            state = next((i for i, p in enumerate(pages) if checksum(p) != sums[i]), SOUND)
         if state >= 0:
             raise self.corrupt(location, f"the payload's checksum is wrong in page {state}")
         return meta
@@ -283,12 +288,12 @@ class SegmentLog:
         try:
             return disk.read_into(self.file(segment).fd, [into], offset)
         except OSError as error:
-            raise self._unreadable(segment, offset, error) from error
+            raise self._unreadable(segment, offset, error.errno or 0) from error
 
-    def _unreadable(self, segment: int, offset: int, error: OSError) -> Unreadable:
+    def _unreadable(self, segment: int, offset: int, code: int) -> Unreadable:
         return Unreadable(
-            error.errno,
-            f"{self.path(segment)} at offset {offset} can't be read ({os.strerror(error.errno or 0)}); "
+            code,
+            f"{self.path(segment)} at offset {offset} can't be read ({os.strerror(code)}); "
             "nothing was changed; check the disk, then put the file back from a copy, or delete() what "
             "verify() names and spill it again",
         )

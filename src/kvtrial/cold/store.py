@@ -35,7 +35,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kvtrial import machine
 from kvtrial.cold import disk, folder, keys
 from kvtrial.cold.ahead import ahead
 from kvtrial.cold.errors import ColdError, StoreClosed, StorePoisoned
@@ -188,7 +187,7 @@ class ColdStore(ABC):
     def restore(self, token_ids: Any, session: KVSession) -> int:
         """Fill an empty session with the longest stored prefix of ``token_ids``.
 
-        It reads with as many threads as the session's store has, where there are so many CPUs.
+        It reads with as many threads as the session's store has.
 
         Returns
         -------
@@ -213,7 +212,7 @@ class ColdStore(ABC):
         views = session.begin_restore(valid)
         try:
             columns = [[view for view in page if view is not None] for page in zip(*views)]
-            threads = min(machine.usable_cpus(), session.store.spec.threads)
+            threads = session.store.spec.threads
             read_ns, check_ns = read(columns, threads)
         except BaseException:
             session.cancel_restore()
