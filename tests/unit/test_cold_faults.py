@@ -11,7 +11,6 @@ import sys
 
 import numpy as np
 import pytest
-
 from kvtrial.cold._reader import FAILED
 
 from kvtrial.cold import KINDS, disk, errors, index, open_cold, segments
