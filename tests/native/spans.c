@@ -1,4 +1,4 @@
-/* The kernels of K1, K2 and K5, or with PANEL that of K6, over spans of pages, against attention in double.
+/* The kernels of K1, K2 and K5 over spans of pages, against attention in double.
 
    KERNELS is the C file that Cython made of them. It is compiled into this program, which calls its kernels
    and nothing of Python: for machines that can be emulated and have no Python here. */
@@ -9,13 +9,7 @@
 #include "check.h"
 #include "simd.h"
 
-#ifdef PANEL
-#define SPAN(format) __pyx_f_7kvtrial_3hot_19_kernels_panel_simd_span_panel
-enum { TRANSPOSED = 1, FORMATS = 1 };
-#else
 #define SPAN(format) __pyx_f_7kvtrial_3hot_13_kernels_simd_span_##format
-enum { TRANSPOSED = 0, FORMATS = 3 };
-#endif
 enum format { FP32, FP16, Q8_0 };
 enum { PAGES = 6, MAX_TOKENS = 64, MAX_QUERIES = 16, MAX_KV = 5, DIM = KV_MAX_HEAD_DIM };
 
@@ -98,11 +92,7 @@ static void attend(enum format format, int queries, int kv_heads, int dim, int t
                 unsigned char *k = pool + pages[page] * page_bytes + 2 * head * tokens * row_bytes;
                 float *key = stored[0][page * tokens + t][head];
                 put_row(format, k + (tokens + t) * row_bytes, dim, stored[1][page * tokens + t][head]);
-                if (!TRANSPOSED) put_row(format, k + t * row_bytes, dim, key);
-                for (int d = 0; d < dim && TRANSPOSED; d++) {
-                    key[d] = draw_float();
-                    memcpy(k + 4 * (d * tokens + t), key + d, 4);
-                }
+                put_row(format, k + t * row_bytes, dim, key);
             }
     }
     for (int i = 0; i < queries * dim; i++) q[i] = draw_float();
@@ -121,7 +111,7 @@ static void attend(enum format format, int queries, int kv_heads, int dim, int t
 
 int main(void) {
     const int heads[][2] = {{9, 3}, {14, 2}, {5, 5}, {16, 1}}, dims[] = {1, 8, 59, 64, 100, 256};
-    for (int format = FP32; format < FORMATS; format++)
+    for (int format = FP32; format <= Q8_0; format++)
         for (int h = 0; h < 4; h++)
             for (int d = 0; d < 6; d++)
                 for (int tokens = 16; tokens <= 64; tokens *= 2)
