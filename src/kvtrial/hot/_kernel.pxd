@@ -25,4 +25,3 @@ cdef extern from "kv_kernel.h":
         float *output
 
     ctypedef int (*kv_span_fn)(const kv_span *) noexcept nogil
-
