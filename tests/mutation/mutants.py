@@ -70,10 +70,12 @@ def _hot(name: str, arms: tuple[str, ...], file: str, old: str, new: str, test: 
     return Mutant(name, arms, file, old, new, _suite(test, *arms))
 
 
-_K1, _K3 = ("K1",), ("K3",)
-_CYTHON_POOL, _RUST_KERNEL = ("K1", "K4"), ("K3", "K4")
+_K3, _K6 = ("K3",), ("K6",)
+_CYTHON_KERNEL, _RUST_KERNEL = ("K1", "K6"), ("K3", "K4")
+_CYTHON_POOL = ("K1", "K4", "K6")
 _PAGES, _PAGED = "src/kvtrial/hot/_pages.pyx", "src/kvtrial/hot/_paged.pyx"
-_SIMD, _ATTEND = "src/kvtrial/hot/_kernels_simd.pyx", "src/kvtrial/hot/_attend.pyx"
+_TILE, _PANEL = "src/kvtrial/hot/_tile.pxd", "src/kvtrial/hot/_kernels_panel_simd.pyx"
+_ATTEND = "src/kvtrial/hot/_attend.pyx"
 _RUST_STORE, _RUST_ATTEND = "rust/src/store.rs", "rust/src/attend.rs"
 
 HOT = [
@@ -103,27 +105,43 @@ HOT = [
     ),
     _hot(
         "page index: the kernel reads every other page twice",
-        _K1,
-        _SIMD,
+        _CYTHON_KERNEL,
+        _TILE,
         "span.page_ids[page] * span.page_bytes",
         "span.page_ids[page // 2 * 2] * span.page_bytes",
         "AttentionMatchesReferenceInterpreter",
     ),
     _hot(
         "softmax rescale: what was summed stays as it was",
-        _K1,
-        _SIMD,
+        _CYTHON_KERNEL,
+        _TILE,
         "keep = expf(top[h] - peaks[h])",
         "keep = 1",
         "AttentionMatchesReferenceInterpreter",
     ),
     _hot(
         "hole mask: every row counts",
-        _K1,
-        _SIMD,
+        _CYTHON_KERNEL,
+        _TILE,
         "bits = span.valid[page]",
         "bits = ~<uint64_t>0",
         "AttentionMasksHoles",
+    ),
+    _hot(
+        "hole mask: V rows are added whatever the mask says",
+        _K6,
+        _PANEL,
+        "rows = tile.mask\n",
+        "rows = ~<uint64_t>0 >> (64 - tile.tokens)\n",
+        "AttentionMasksHoles",
+    ),
+    _hot(
+        "page index: elements of a transposed K row change places",
+        _K6,
+        "src/kvtrial/hot/_rows.pxd",
+        "(<float *>key)[i * layout.tokens] = k[i]",
+        "(<float *>key)[(i ^ 1) * layout.tokens] = k[i]",
+        "AttentionMatchesReferenceInterpreter",
     ),
     _hot(
         "softmax rescale: spans are joined without it",

@@ -7,6 +7,7 @@ import pytest
 
 from kvtrial.candidates import candidates
 from kvtrial.cold import KINDS, Identity, open_cold
+from kvtrial.cold.errors import IdentityMismatch
 from kvtrial.contract import PoolExhausted, Profile, StoreSpec
 
 P = 16
@@ -58,7 +59,7 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture(params=["A2", "K1", "K2", "K3", "K4", "K5"])
+@pytest.fixture(params=["A2", "K1", "K2", "K3", "K4", "K5", "K6"])
 def name(request):
     assert candidates()[request.param].not_built is None
     return request.param
@@ -104,3 +105,14 @@ def test_a_pool_too_small_changes_nothing(kind, name, tmp_path):
             cold.restore(np.arange(ROWS), back)
         assert small.pages_free == small.pages_total and back.length(0) == 0
         assert cold.restore(np.arange(3 * P), back) == 3 * P
+
+
+def test_k1_and_k6_never_see_each_other_s_pages(kind, tmp_path):
+    """Their pages are of one size, and hold K in another order."""
+    one, other = opened("K1"), opened("K6")
+    with cold_for(kind, tmp_path / "cold", one) as cold:
+        cold.spill(filled("K1", one), np.arange(ROWS))
+        with pytest.raises(IdentityMismatch, match="page_format"):
+            cold.restore(np.arange(ROWS), other.open_session())
+    with cold_for(kind, tmp_path / "cold", other) as cold:
+        assert cold.restore(np.arange(ROWS), other.open_session()) == 0

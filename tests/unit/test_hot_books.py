@@ -18,7 +18,7 @@ from kvtrial.contract import (
 )
 from kvtrial.hot import flat, paged
 
-CANDIDATES = [flat.K0, flat.A1, paged.A2, paged.K1, paged.K2, paged.K5]
+CANDIDATES = [flat.K0, flat.A1, paged.A2, paged.K1, paged.K2, paged.K5, paged.K6]
 
 
 @pytest.fixture(params=CANDIDATES, ids=lambda c: c.name)
@@ -129,4 +129,6 @@ def test_options_of_a_paged_store():
         PagedStore(spec, format="fp8")
     with pytest.raises(InvalidArgument, match="only fp32"):
         PagedStore(spec, format="fp16", kernel="scalar")
+    with pytest.raises(InvalidArgument, match="only fp32"):
+        PagedStore(spec, format="fp32t", kernel="scalar")
     assert PagedStore(spec).page_format == "fp32/head-major/P16/H1/D8"

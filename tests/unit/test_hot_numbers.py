@@ -12,7 +12,7 @@ from kvtrial.hot._paged import PagedStore
 from kvtrial.contract import NumericRange, StoreSpec
 from kvtrial.hot import flat, paged
 
-ARMS = (flat.K0, flat.A1, paged.A2, paged.K1, paged.K1C, paged.K2, paged.K5)
+ARMS = (flat.K0, flat.A1, paged.A2, paged.K1, paged.K1C, paged.K2, paged.K5, paged.K6)
 CANDIDATES = [arm for arm in ARMS if arm.not_built is None]
 TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "q8_0": 6e-2}
 
@@ -72,7 +72,7 @@ def test_block_over_many_tiles():
     assert np.isnan(out[-1]).all()
 
 
-@pytest.mark.parametrize("name", ["K1", "K2", "K5", "A2"])
+@pytest.mark.parametrize("name", ["K1", "K2", "K5", "K6", "A2"])
 def test_any_number_of_threads_gives_the_same_bits(name):
     n = 3000
     k, v, q = normal(1, n, 3, 64), normal(2, n, 3, 64), normal(3, 9, 64)
@@ -177,7 +177,7 @@ def test_exp_stays_within_an_ulp():
 
 def test_padding_and_holes_may_hold_anything():
     """With NaN in every row and lane that has no content, nothing shows."""
-    for format, head_dim in (("fp32", 59), ("fp16", 3), ("q8_0", 33)):
+    for format, head_dim in (("fp32", 59), ("fp32t", 59), ("fp16", 3), ("q8_0", 33)):
         spec = StoreSpec(1, 4, 2, head_dim, budget_bytes=1 << 20)
         store = PagedStore(spec, format=format, debug_poison=True)
         session = store.open_session(True)
@@ -188,4 +188,4 @@ def test_padding_and_holes_may_hold_anything():
         out = np.zeros_like(q)
         session.attend(0, q, out, 0.3)
         right = softmax_attention(q, k[kept], v[kept], 0.3)
-        assert np.abs(out - right).max() < TOLERANCE[format]
+        assert np.abs(out - right).max() < TOLERANCE[format.rstrip("t")]

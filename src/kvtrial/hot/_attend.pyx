@@ -12,21 +12,20 @@ from scipy.linalg.cython_blas cimport sgemm
 
 from kvtrial._threads cimport parallel_for
 from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span, kv_span_fn
-from kvtrial.hot._rows cimport Format, read_row
-
-
-cdef extern from "simd.h" nogil:
-    ctypedef float vector "kv_vf"
-    vector kv_zero()
-    vector kv_splat(float)
-    vector kv_load(const float *)
-    void kv_store(float *, vector)
-    vector kv_max(vector, vector)
-    vector kv_add(vector, vector)
-    vector kv_sub(vector, vector)
-    vector kv_exp(vector)
-    float kv_hsum(vector)
-    float kv_hmax(vector)
+from kvtrial.hot._rows cimport Layout, read_pair
+from kvtrial.hot._simd cimport (
+    kv_add,
+    kv_exp,
+    kv_hmax,
+    kv_hsum,
+    kv_load,
+    kv_max,
+    kv_splat,
+    kv_store,
+    kv_sub,
+    kv_zero,
+    vector,
+)
 
 
 ctypedef struct Job:
@@ -135,26 +134,26 @@ cdef enum:
 
 ctypedef struct BlockJob:
     const kv_span *whole
-    Format form
+    const Layout *layout
     int64_t n, q_stride
     float *out
     int failed
 
 
 cdef int64_t gather(
-    const kv_span *span, Format form, int64_t head, int64_t first, int64_t last,
+    const kv_span *span, const Layout *layout, int64_t head, int64_t first, int64_t last,
     float *k, float *v, int64_t *slots,
 ) noexcept nogil:
     """Valid rows of slots [first, last) of one head as FP32 (rows, head_dim); their number."""
-    cdef int64_t tokens = span.page_tokens, tile = tokens * span.row_bytes
-    cdef int64_t slot, n = 0
+    cdef int64_t tokens = span.page_tokens, slot, n = 0
     cdef const unsigned char *at
     for slot in range(first, last):
         if span.valid[slot // tokens] >> (slot % tokens) & 1:
-            at = span.pool + span.page_ids[slot // tokens] * span.page_bytes + head * 2 * tile
-            at += slot % tokens * span.row_bytes
-            read_row(form, k + n * span.head_dim, at, span.head_dim)
-            read_row(form, v + n * span.head_dim, at + tile, span.head_dim)
+            at = span.pool + span.page_ids[slot // tokens] * span.page_bytes
+            at += head * 2 * layout.tile_bytes
+            read_pair(
+                layout, k + n * span.head_dim, v + n * span.head_dim, at, slot % tokens
+            )
             slots[n] = slot
             n += 1
     return n
@@ -193,8 +192,8 @@ cdef void soften_row(
 
 
 cdef void block_head(
-    const kv_span *span, Format form, int64_t head, int64_t n, int64_t q_stride, float *out,
-    float *work,
+    const kv_span *span, const Layout *layout, int64_t head, int64_t n, int64_t q_stride,
+    float *out, float *work,
 ) noexcept nogil:
     """All n query rows of one KV head's group; q and out rows are ``q_stride`` floats apart."""
     cdef int64_t dim = span.head_dim, group = span.group
@@ -221,7 +220,7 @@ cdef void block_head(
     for tile in range((span.last_slot + COLUMNS - 1) // COLUMNS):
         first = tile * COLUMNS
         columns = gather(
-            span, form, head, first, min(first + COLUMNS, span.last_slot), k, v, slots
+            span, layout, head, first, min(first + COLUMNS, span.last_slot), k, v, slots
         )
         if not columns:
             continue
@@ -290,21 +289,21 @@ cdef void block_task(void *context, int64_t task) noexcept nogil:
     span.q += first * job.q_stride
     span.last_slot -= job.n - first - rows
     block_head(
-        &span, job.form, task % span.kv_heads, rows, job.q_stride,
+        &span, job.layout, task % span.kv_heads, rows, job.q_stride,
         job.out + first * job.q_stride, work,
     )
     free(work)
 
 
 cdef int attend_block(
-    const kv_span *whole, Format form, int64_t n, int64_t q_stride, float *out, int threads
+    const kv_span *whole, const Layout *layout, int64_t n, int64_t q_stride, float *out, int threads
 ) except -1:
     """Causal attention of the newest n rows, as the contract says of the verb.
 
     ``whole.q`` and ``out`` begin at the store's first query head.
     """
     cdef BlockJob job
-    job.whole, job.form, job.n, job.q_stride, job.out = whole, form, n, q_stride, out
+    job.whole, job.layout, job.n, job.q_stride, job.out = whole, layout, n, q_stride, out
     job.failed = 0
     with nogil:
         parallel_for(

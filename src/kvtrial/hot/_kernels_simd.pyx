@@ -1,16 +1,13 @@
 """K1's, K2's and K5's kernel: paged, head-major, group-aware, fused, online softmax, SIMD.
 
 One algorithm for three row formats, chosen by the fused type ``row_t``: float (fp32), uint16_t
-(fp16) and int8_t (q8_0); sums are FP32 in each. Pages are read once and in the order in which they
-lie in memory, K and V tile of each head in turn. A tile serves all query heads of its group, two at
-a time (with three, sums, factors and a row fill all 16 registers, and the compiler spills):
+(fp16) and int8_t (q8_0); sums are FP32 in each. `_tile` walks from tile to tile. A tile serves all
+query heads of its group, two at a time (with three, sums, factors and a row fill all 16 registers,
+and the compiler spills):
 
     scores    4 rows x 2 query heads in registers: a K vector serves both heads
     softmax   one maximum and one rescale a tile, vector exp (native/simd.h states its error)
     values    4 column vectors x 2 query heads in registers over the tile's rows
-
-All the while the lines of the next tile are asked for, at an even pace: each step of 4 rows asks
-for as much as its share of the tile's arithmetic, so that memory neither idles nor waits in line.
 
 The scores of q8_0 are integer: a query is rounded to 16 bits once a span, 2^-16 of its largest
 element, which is little beside the 2^-8 of the rows; 32 products of a block are exact, and their
@@ -20,41 +17,39 @@ Rows outside the mask score -inf whatever lies in them, and their V rows are not
 of the last K vector are cleared before they are used; those of V land in lanes that are not stored.
 """
 
-from libc.math cimport INFINITY, expf
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint16_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from kvtrial.hot._kernel cimport kv_span
-
-cdef extern from "simd.h" nogil:
-    ctypedef float vector "kv_vf"
-    ctypedef int whole "kv_vi"
-    vector kv_zero()
-    vector kv_splat(float)
-    vector kv_load(const float *)
-    vector kv_load_head(const float *, int32_t lanes)
-    vector kv_load_half(const uint16_t *)
-    vector kv_load_int8(const int8_t *)
-    void kv_store(float *, vector)
-    void kv_store_head(float *, vector, int32_t lanes)
-    vector kv_fma(vector, vector, vector)
-    vector kv_mul(vector, vector)
-    vector kv_add(vector, vector)
-    vector kv_sub(vector, vector)
-    vector kv_max(vector, vector)
-    vector kv_head(vector, int32_t lanes)
-    float kv_hsum(vector)
-    float kv_hmax(vector)
-    void kv_hsum4(float *, vector, vector, vector, vector, float scale)
-    vector kv_exp(vector)
-    whole kv_load_int16(const int16_t *)
-    whole kv_widen_int8(const int8_t *)
-    whole kv_dot_int16(whole, whole)
-    whole kv_add_int(whole, whole)
-    vector kv_from_int(whole)
-    void kv_store_int16(int16_t *, vector)
-    void kv_prefetch(const void *)
-    int32_t kv_lowest_bit(uint64_t)
+from kvtrial.hot._simd cimport (
+    kv_add_int,
+    kv_dot_int16,
+    kv_exp,
+    kv_fma,
+    kv_from_int,
+    kv_head,
+    kv_hmax,
+    kv_hsum,
+    kv_hsum4,
+    kv_load,
+    kv_load_half,
+    kv_load_head,
+    kv_load_int16,
+    kv_load_int8,
+    kv_lowest_bit,
+    kv_max,
+    kv_mul,
+    kv_splat,
+    kv_store,
+    kv_store_head,
+    kv_store_int16,
+    kv_sub,
+    kv_widen_int8,
+    kv_zero,
+    vector,
+    whole,
+)
+from kvtrial.hot._tile cimport LANES, ROWS, Tile, ask_for, hide, share, soften, walk
 
 ctypedef fused row_t:
     float
@@ -62,32 +57,10 @@ ctypedef fused row_t:
     int8_t
 
 cdef enum:
-    LANES = 8  # as a step of range: literally, since Cython loops in C over nothing else
     HEADS = 2  # query heads that share a row in registers
-    ROWS = 64  # rows of the largest page
     BLOCKS = 8  # q8_0 blocks of the longest row
     BLOCK_BYTES = 34
     QUERY_ROOM = 16384  # int16 of the queries that a pass over the pages of q8_0 takes
-
-# K and V rows of one KV head in one page. What is constant while a kernel runs is here too, so that
-# it is inlined as one thing.
-ctypedef struct Tile:
-    const unsigned char *k
-    const unsigned char *v
-    # Of the tile that is read next, lines before `asked` were asked for, those before `due` should be.
-    const unsigned char *asked
-    const unsigned char *due
-    int64_t row_bytes
-    int32_t ahead  # bytes to ask for while the group is done with a row; 0 without a next tile
-    int32_t tokens, dim, group
-    uint64_t mask
-    float scale
-    # For q8_0: this head's queries as int16 (group, blocks * 32), their steps times `scale`, and the
-    # scales of the tile's rows.
-    const int16_t *q
-    const float *q_scales
-    float[8 * 64] row_scales  # BLOCKS x ROWS
-
 
 # The sums of a step: two heads, by 4 rows of K or 4 column vectors of V. Names rather than an array,
 # which the compiler would keep in memory wherever a loop over it is unrolled too late.
@@ -121,14 +94,6 @@ cdef inline void read_scales(Tile *tile, const unsigned char *rows) noexcept nog
             kv_store(
                 tile.row_scales + block * ROWS + row, kv_load_half(halves + block * ROWS + row)
             )
-
-
-cdef inline void ask_for(Tile *tile, int64_t nbytes) noexcept nogil:
-    """Prefetches lines of the next tile until ``nbytes`` more of it are asked for."""
-    tile.due += nbytes
-    while tile.asked < tile.due:
-        kv_prefetch(tile.asked)
-        tile.asked += 64
 
 
 cdef inline void spread(
@@ -204,13 +169,13 @@ cdef inline void score_heads(
     cdef const int16_t *q8
     cdef const float *scale
     cdef int32_t row, i, blocks = (tile.dim + 31) // 32
-    cdef int32_t pace = 4 * heads * tile.ahead // tile.group
+    cdef int64_t pace = share(tile, 4 * heads * ((tile.dim + LANES - 1) // LANES))
     cdef float[2] same  # HEADS
     same[0] = same[1] = tile.scale
     scale = same
     if row_t is int8_t:
-        q8 = tile.q + first * 32 * blocks
-        scale = tile.q_scales + first
+        q8 = tile.q + (tile.first_query + first) * 32 * blocks
+        scale = tile.q_scales + tile.first_query + first
     q += first * tile.dim
     scores += first * ROWS
     for row in range(0, tile.tokens, 4):
@@ -239,53 +204,6 @@ cdef inline void score_heads(
         kv_hsum4(scores + row, sums.a0, sums.a1, sums.a2, sums.a3, scale[0])
         if heads > 1:
             kv_hsum4(scores + ROWS + row, sums.b0, sums.b1, sums.b2, sums.b3, scale[1])
-
-
-cdef inline void hide(const Tile *tile, float *scores) noexcept nogil:
-    """Rows outside the mask score -inf, whatever lies in them."""
-    cdef uint64_t hidden = ~tile.mask
-    cdef int32_t row, h
-    if tile.tokens < 64:
-        hidden &= ((<uint64_t>1) << tile.tokens) - 1
-    while hidden:
-        row = kv_lowest_bit(hidden)
-        hidden &= hidden - 1
-        for h in range(tile.group):
-            scores[h * ROWS + row] = -INFINITY
-
-
-cdef inline void soften(
-    const Tile *tile, float *scores, float *top, float *total, float *output
-) noexcept nogil:
-    """Scores become weights; where they raise a head's maximum, its output shrinks."""
-    cdef float[16] peaks  # KV_MAX_GROUP
-    cdef float keep
-    cdef int32_t h, i
-    cdef vector weights, most, sums
-    # All maxima first: one after the other, each exp would wait for its own.
-    for h in range(tile.group):
-        most = kv_splat(-INFINITY)
-        for i in range(0, tile.tokens, 8):
-            # A NaN score is left out here, and shows in the sum.
-            most = kv_max(kv_load(scores + h * ROWS + i), most)
-        peaks[h] = kv_hmax(most)
-    for h in range(tile.group):
-        # -inf would make inf - inf of rows whose scores all are -inf.
-        if peaks[h] < -3.0e38:
-            peaks[h] = -3.0e38
-        if peaks[h] > top[h]:
-            keep = expf(top[h] - peaks[h])
-            top[h] = peaks[h]
-            total[h] *= keep
-            for i in range(tile.dim):
-                output[h * tile.dim + i] *= keep
-        most = kv_splat(top[h])
-        sums = kv_zero()
-        for i in range(0, tile.tokens, 8):
-            weights = kv_exp(kv_sub(kv_load(scores + h * ROWS + i), most))
-            kv_store(scores + h * ROWS + i, weights)
-            sums = kv_add(sums, weights)
-        total[h] += kv_hsum(sums)
 
 
 cdef inline void add_row(
@@ -338,8 +256,7 @@ cdef inline void add_values(
     cdef Sums s
     cdef uint64_t bits
     cdef int32_t row, h, dim = tile.dim
-    cdef int32_t vectors = (dim + LANES - 1) // LANES
-    cdef int32_t pace = 4 * heads * columns * tile.ahead // (tile.group * vectors)
+    cdef int64_t pace = share(tile, 4 * heads * columns)
     if row_t is int8_t:
         for h in range(heads):
             for row in range(0, tile.tokens, 8):
@@ -416,88 +333,35 @@ cdef inline void attend_tile(
         i += 1
 
 
-cdef inline uint64_t rows_of(const kv_span *span, int64_t page) noexcept nogil:
-    """Bits of a page's rows that are valid and belong to the span; 0 behind its end."""
-    cdef int64_t low = span.first_slot - page * span.page_tokens
-    cdef int64_t high = span.last_slot - page * span.page_tokens
-    cdef uint64_t bits
-    if high <= 0:
-        return 0
-    bits = span.valid[page]
-    if low > 0:
-        bits &= ~<uint64_t>0 << low
-    if high < 64:
-        bits &= ((<uint64_t>1) << high) - 1
-    return bits
-
-
-cdef inline void attend_page(
-    const kv_span *span, const unsigned char *page, const unsigned char *following, Tile *tile,
-    row_t format,
+cdef void attend_fp32(
+    Tile *tile, const float *q, float *top, float *total, float *output
 ) noexcept nogil:
-    """All heads of a page; ``following`` is the page that is read next, or NULL."""
-    cdef int64_t tile_bytes = span.page_tokens * span.row_bytes
-    cdef int32_t head, query
-    cdef const int16_t *q = tile.q
-    cdef const float *q_scales = tile.q_scales
-    for head in range(span.first_head, span.last_head):
-        tile.k = page + head * 2 * tile_bytes
-        tile.v = tile.k + tile_bytes
-        tile.ahead = <int32_t>span.row_bytes
-        if head + 1 < span.last_head:
-            tile.asked = tile.v + tile_bytes
-        elif following is not NULL:
-            tile.asked = following + span.first_head * 2 * tile_bytes
-        else:
-            tile.ahead, tile.asked = 0, tile.k
-        tile.due = tile.asked
-        query = head * span.group
-        attend_tile(tile, span.q + query * span.head_dim, span.max + query, span.sum + query,
-                    span.output + query * span.head_dim, format)
-        if row_t is int8_t:
-            tile.q += span.group * ((span.head_dim + 31) // 32 * 32)
-            tile.q_scales += span.group
-    tile.q, tile.q_scales = q, q_scales
+    attend_tile(tile, q, top, total, output, <float>0)
 
 
-cdef inline void attend_span(const kv_span *span, Tile *tile, row_t format) noexcept nogil:
-    cdef const unsigned char *following
-    cdef int64_t tokens = span.page_tokens, page
-    cdef int32_t query, first = span.first_head * span.group, last = span.last_head * span.group
-    cdef uint64_t next_rows
-    for query in range(first, last):
-        span.max[query] = -INFINITY
-        span.sum[query] = 0
-    memset(
-        span.output + first * span.head_dim, 0, (last - first) * span.head_dim * sizeof(float)
-    )
-    tile.row_bytes, tile.tokens, tile.dim = span.row_bytes, span.page_tokens, span.head_dim
-    tile.group, tile.scale = span.group, span.scale
-    page = span.first_slot // tokens
-    tile.mask = rows_of(span, page)
-    for page in range(page, (span.last_slot + tokens - 1) // tokens):
-        next_rows = rows_of(span, page + 1)
-        if tile.mask:
-            following = NULL
-            if next_rows:
-                following = span.pool + span.page_ids[page + 1] * span.page_bytes
-            attend_page(
-                span, span.pool + span.page_ids[page] * span.page_bytes, following, tile, format
-            )
-        tile.mask = next_rows
+cdef void attend_fp16(
+    Tile *tile, const float *q, float *top, float *total, float *output
+) noexcept nogil:
+    attend_tile(tile, q, top, total, output, <uint16_t>0)
+
+
+cdef void attend_q8(
+    Tile *tile, const float *q, float *top, float *total, float *output
+) noexcept nogil:
+    attend_tile(tile, q, top, total, output, <int8_t>0)
 
 
 cdef int span_fp32(const kv_span *span) noexcept nogil:
     """FP32 rows."""
     cdef Tile tile
-    attend_span(span, &tile, <float>0)
+    walk(span, &tile, attend_fp32)
     return 0
 
 
 cdef int span_fp16(const kv_span *span) noexcept nogil:
     """FP16 rows, FP32 sums."""
     cdef Tile tile
-    attend_span(span, &tile, <uint16_t>0)
+    walk(span, &tile, attend_fp16)
     return 0
 
 
@@ -537,7 +401,7 @@ cdef int span_q8(const kv_span *span) noexcept nogil:
             q_scales[query] = span.scale * round_query(
                 span.q + (first + query) * span.head_dim, rounded + query * length, span.head_dim
             )
-        attend_span(&part, &tile, <int8_t>0)
+        walk(&part, &tile, attend_q8)
         part.first_head = part.last_head
     return 0
 

@@ -1,6 +1,6 @@
-"""The paged store and session of A2, K1, K2 and K5, and of K4 with a foreign kernel.
+"""The paged store and session of A2, K1, K2, K5 and K6, and of K4 with a foreign kernel.
 
-`_pages` keeps the books, `_rows` knows the formats, `_attend` runs a kernel over spans; this module
+`_pages` keeps the books, `_rows` knows the formats and layouts, `_attend` runs a kernel over spans; this module
 is the contract's verbs. The interpreter lock is held throughout a verb: one call at a time uses a
 store's work space, and threads are those of one attend.
 """
@@ -36,6 +36,7 @@ from kvtrial.hot._door cimport (
     layer_index,
 )
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
+from kvtrial.hot._kernels_panel_simd cimport span_panel
 from kvtrial.hot._kernels_scalar cimport span_scalar
 from kvtrial.hot._kernels_simd cimport span_fp16, span_fp32, span_q8
 from kvtrial.hot._memory cimport Region
@@ -44,11 +45,13 @@ from kvtrial.hot._rows cimport (
     FP16,
     FP32,
     Q8_0,
-    Format,
+    Layout,
     first_unfit,
-    read_row,
-    row_nbytes,
-    write_row,
+    key_offset,
+    key_step,
+    page_layout,
+    read_pair,
+    write_pair,
 )
 from kvtrial.hot._tables cimport OPEN, SESSIONS
 
@@ -62,7 +65,8 @@ cdef class PagedStore:
     ----------
     spec : StoreSpec
     format : str
-        How rows are stored: "fp32", "fp16" or "q8_0".
+        How rows are stored: "fp32", "fp16", "q8_0", or "fp32t" for FP32 with K transposed within the
+        page.
     kernel : PyCapsule or "scalar", optional
         "scalar" for A2's kernel, a capsule named "kvtrial.kv_kernel" that holds a ``kv_span_fn`` for
         a foreign one; by default the SIMD kernel of the format. Both others need "fp32".
@@ -79,34 +83,37 @@ cdef class PagedStore:
     cdef readonly str page_format
     cdef readonly int64_t row_bytes, page_nbytes
     cdef PagePool pool
-    cdef Format form
+    cdef Layout layout
     cdef kv_span_fn kernel
     cdef object _kernel_owner, _ledger, _reservation
     cdef Region _work
     # The spec's shape as integers of the machine: `heads` and `first_query` are this store's share.
-    cdef int64_t q_heads, heads, first_query, group, dim, stride, tokens, base, layers
+    cdef int64_t q_heads, heads, first_query, group, dim, tokens, base, layers
     cdef int threads
 
     def __init__(self, spec, *, str format="fp32", kernel=None, bint debug_poison=False):
         cdef int64_t pages
-        forms = {"fp32": FP32, "fp16": FP16, "q8_0": Q8_0}
+        forms = {"fp32": FP32, "fp16": FP16, "q8_0": Q8_0, "fp32t": FP32}
         if format not in forms:
             raise InvalidArgument(f"format is {format!r}; allowed: {', '.join(forms)}")
         if kernel is not None and format != "fp32":
             raise InvalidArgument(f"a kernel was given for {format}; only fp32 takes one")
-        self.spec, self.form = spec, forms[format]
+        self.spec = spec
         self.layers, self.q_heads, self.heads = spec.layers, spec.q_heads, spec.local_kv_heads
         self.group, self.dim, self.tokens = spec.group, spec.head_dim, spec.page_tokens
         self.first_query, self.base = spec.heads[0] * spec.group, spec.base_position
         self.threads = spec.threads
-        self.stride = row_nbytes(self.form, self.dim)
-        self.row_bytes = 2 * self.heads * self.stride
+        self.layout = page_layout(forms[format], self.tokens, self.dim, format == "fp32t")
+        self.row_bytes = 2 * self.heads * self.layout.row_bytes
         self.page_nbytes = self.row_bytes * self.tokens
         self.page_format = f"{format}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
         self._kernel_owner = kernel
         if kernel is None:
             self.kernel = (
-                span_fp32 if self.form == FP32 else span_fp16 if self.form == FP16 else span_q8
+                span_panel if self.layout.transposed
+                else span_fp32 if self.layout.form == FP32
+                else span_fp16 if self.layout.form == FP16
+                else span_q8
             )
         elif isinstance(kernel, str) and kernel == "scalar":
             self.kernel = span_scalar
@@ -122,8 +129,7 @@ cdef class PagedStore:
         self._reservation = self._ledger.reserve(self.page_format, pages * self.page_nbytes)
         try:
             self.pool = PagePool(
-                pages, self.page_nbytes, self.stride, self.layers, self.tokens, self.base,
-                debug_poison,
+                pages, self.page_nbytes, self.layout, self.layers, self.base, debug_poison
             )
             # The joined partial, the queries, and a partial for each span of the longest layer.
             self._work = Region(
@@ -147,7 +153,7 @@ cdef class PagedStore:
         span.first_slot = 0
         # Entries of a reservation or an open restore lie behind the end.
         span.last_slot = min(self.pool.layer(s, lay).end, self.pool.layer(s, lay).pages * self.tokens)
-        span.row_bytes, span.page_tokens = self.stride, <int32_t>self.tokens
+        span.row_bytes, span.page_tokens = self.layout.row_bytes, <int32_t>self.tokens
         span.head_dim, span.group = <int32_t>self.dim, <int32_t>self.group
         span.kv_heads = span.last_head = <int32_t>self.heads
         span.first_head = 0
@@ -254,7 +260,7 @@ cdef class PagedSession:
         cdef int64_t lay = layer_index(layer, store.layers)
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), i, h, slot, unfit
-        cdef int64_t row = store.heads * store.dim, tile = store.tokens * store.stride
+        cdef int64_t row = store.heads * store.dim
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef float *k_rows = floats(k, "k", 3, n, store.heads, store.dim, False)
         cdef float *v_rows = floats(v, "v", 3, n, store.heads, store.dim, False)
@@ -263,7 +269,7 @@ cdef class PagedSession:
         if n == 0:
             return
         for name, values in (("k", <size_t>k_rows), ("v", <size_t>v_rows)):
-            unfit = first_unfit(store.form, <const float *><size_t>values, n * row)
+            unfit = first_unfit(store.layout.form, <const float *><size_t>values, n * row)
             if unfit >= 0:
                 raise NumericRange(
                     f"{name} has {(<const float *><size_t>values)[unfit]} at position "
@@ -273,11 +279,12 @@ cdef class PagedSession:
         for i in range(n):
             slot = at[i] - store.base
             page = pool.page(pool.own(self.slot, lay, slot // store.tokens))
-            page += slot % store.tokens * store.stride
             for h in range(store.heads):
-                write_row(store.form, page, k_rows + i * row + h * store.dim, store.dim)
-                write_row(store.form, page + tile, v_rows + i * row + h * store.dim, store.dim)
-                page += 2 * tile
+                write_pair(
+                    &store.layout, page, slot % store.tokens,
+                    k_rows + i * row + h * store.dim, v_rows + i * row + h * store.dim,
+                )
+                page += 2 * store.layout.tile_bytes
             pool.words(self.slot, lay)[slot // store.tokens] |= (
                 (<uint64_t>1) << (slot % store.tokens)
             )
@@ -299,24 +306,28 @@ cdef class PagedSession:
         cdef int64_t lay = layer_index(layer, store.layers)
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), row = 0
-        cdef int64_t tile = store.tokens * store.stride
         cdef int page_id
         cdef unsigned char *k
+        cdef unsigned char *v
         cdef Py_ssize_t[3] shape
-        cdef Py_ssize_t[3] strides
-        if store.form != FP32:
+        cdef Py_ssize_t[3] k_strides
+        cdef Py_ssize_t[3] v_strides
+        if store.layout.form != FP32:
             return None
         page_id = pool.reserve(
             self.slot, lay, <const int64_t *>cnp.PyArray_DATA(where), n, &row
         )
         if page_id < 0:
             return None
-        k = pool.page(page_id) + row * store.stride
+        k = pool.page(page_id) + key_offset(&store.layout, row)
+        v = pool.page(page_id) + store.layout.tile_bytes + row * store.layout.row_bytes
         shape[0], shape[1], shape[2] = n, store.heads, store.dim
-        strides[0], strides[1], strides[2] = store.stride, 2 * tile, sizeof(float)
+        k_strides[0], k_strides[2] = key_offset(&store.layout, 1), key_step(&store.layout)
+        v_strides[0], v_strides[2] = store.layout.row_bytes, sizeof(float)
+        k_strides[1] = v_strides[1] = 2 * store.layout.tile_bytes
         return (
-            pool.memory.view(k, 3, shape, strides, cnp.NPY_FLOAT32, True),
-            pool.memory.view(k + tile, 3, shape, strides, cnp.NPY_FLOAT32, True),
+            pool.memory.view(k, 3, shape, k_strides, cnp.NPY_FLOAT32, True),
+            pool.memory.view(v, 3, shape, v_strides, cnp.NPY_FLOAT32, True),
         )
 
     def commit_slot(self, layer, positions):
@@ -335,7 +346,6 @@ cdef class PagedSession:
         cdef int64_t lay = layer_index(layer, store.layers)
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), i, slot, out = 0
-        cdef int64_t tile = store.tokens * store.stride
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef const unsigned char *page
         pool.find_valid(self.slot, lay, at, n)
@@ -346,11 +356,9 @@ cdef class PagedSession:
         for i in range(n):
             slot = at[i] - store.base
             page = pool.page(pool.ids(self.slot, lay)[slot // store.tokens])
-            page += slot % store.tokens * store.stride
             for _ in range(store.heads):
-                read_row(store.form, k_rows + out, page, store.dim)
-                read_row(store.form, v_rows + out, page + tile, store.dim)
-                page += 2 * tile
+                read_pair(&store.layout, k_rows + out, v_rows + out, page, slot % store.tokens)
+                page += 2 * store.layout.tile_bytes
                 out += store.dim
         return k, v
 
@@ -413,7 +421,7 @@ cdef class PagedSession:
             raise OutOfRange(f"q has {n} rows; layer {lay} has {span.last_slot} positions")
         if n:
             attend_block(
-                &span, store.form, n, store.q_heads * store.dim,
+                &span, &store.layout, n, store.q_heads * store.dim,
                 rows + store.first_query * store.dim, store.threads,
             )
 

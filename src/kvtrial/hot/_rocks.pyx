@@ -42,7 +42,7 @@ from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
 from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span
 from kvtrial.hot._kernels_simd cimport span_fp32
 from kvtrial.hot._memory cimport Region
-from kvtrial.hot._rows cimport FP32, read_row, row_nbytes, write_row
+from kvtrial.hot._rows cimport FP32, Layout, page_layout, poison_pair, read_pair, write_pair
 
 cnp.import_array()
 
@@ -87,18 +87,19 @@ cdef class RocksStore(GaplessStore):
     cdef int32_t *_ids
     cdef uint64_t *_words
     cdef float *_partials
-    cdef int64_t tokens, stride, tile, value_bytes
+    cdef Layout layout
+    cdef int64_t tokens, value_bytes
 
     def __init__(self, spec, *, bint debug_poison=False):
         cdef int64_t page, pages, spans, partial
-        self.tokens, self.stride = spec.page_tokens, row_nbytes(FP32, spec.head_dim)
+        self.tokens = spec.page_tokens
+        self.layout = page_layout(FP32, self.tokens, spec.head_dim, False)
         GaplessStore.__init__(
             self, spec,
             f"fp32/rocksdb/P{spec.page_tokens}/H{spec.local_kv_heads}/D{spec.head_dim}",
-            self.stride, self.tokens, debug_poison,
+            self.layout.row_bytes, self.tokens, debug_poison,
         )
-        self.tile = self.tokens * self.stride
-        self.value_bytes = 2 * self.tile
+        self.value_bytes = 2 * self.layout.tile_bytes
         self.page_nbytes, self.pages_total = self.heads * self.value_bytes, self.units_total
         pages = self.units(self.capacity)
         # The joined partial, the queries, and a partial for each span of a full layer.
@@ -146,12 +147,8 @@ cdef class RocksStore(GaplessStore):
 
     # Pages in the work space ------------------------------------------------------------------------
 
-    cdef unsigned char *row(self, int64_t slot) noexcept:
-        """The first head's K row of a slot."""
-        return (
-            self._pages.data + slot // self.tokens * self.page_nbytes
-            + slot % self.tokens * self.stride
-        )
+    cdef unsigned char *page_of(self, int64_t slot) noexcept:
+        return self._pages.data + slot // self.tokens * self.page_nbytes
 
     cdef void blank(self, int64_t first, int64_t last) noexcept:
         """Pages [first, last) without a row."""
@@ -178,9 +175,9 @@ cdef class RocksStore(GaplessStore):
             at += self.value_bytes
         if self.poison:
             for slot in range(max(end, first * self.tokens), last * self.tokens):
-                at = self.row(slot)
-                for head in range(2 * self.heads):
-                    memset(at + head * self.tile, 0xFF, self.stride)
+                at = self.page_of(slot)
+                for head in range(self.heads):
+                    poison_pair(&self.layout, at + head * self.value_bytes, slot % self.tokens)
         return 0
 
     cdef int put(self, uint32_t session, int64_t lay, int64_t first, int64_t last) except -1:
@@ -225,7 +222,7 @@ cdef class RocksSession(GaplessSession):
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
         cdef float *k_rows = floats(k, "k", 3, n, store.heads, store.dim, False)
         cdef float *v_rows = floats(v, "v", 3, n, store.heads, store.dim, False)
-        cdef unsigned char *row
+        cdef unsigned char *page
         ascending(at, n)
         if n == 0:
             return
@@ -234,11 +231,10 @@ cdef class RocksSession(GaplessSession):
         store.look_up(self.generation, lay, first, kept, end)
         store.blank(kept, last)
         for i in range(n):
-            row = store.row(end + i)
+            page = store.page_of(end + i)
             for _ in range(store.heads):
-                write_row(FP32, row, k_rows, store.dim)
-                write_row(FP32, row + store.tile, v_rows, store.dim)
-                row += store.value_bytes
+                write_pair(&store.layout, page, (end + i) % store.tokens, k_rows, v_rows)
+                page += store.value_bytes
                 k_rows += store.dim
                 v_rows += store.dim
         store.put(self.generation, lay, first, last)
@@ -261,7 +257,7 @@ cdef class RocksSession(GaplessSession):
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), end = self.ends[lay]
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
-        cdef unsigned char *row
+        cdef unsigned char *page
         self.check_stored(lay, at, n)
         k = np.empty((n, store.heads, store.dim), np.float32)
         v = np.empty((n, store.heads, store.dim), np.float32)
@@ -270,11 +266,13 @@ cdef class RocksSession(GaplessSession):
         if n:
             store.look_up(self.generation, lay, 0, store.units(end), end)
         for i in range(n):
-            row = store.row(at[i] - store.base)
+            page = store.page_of(at[i] - store.base)
             for _ in range(store.heads):
-                read_row(FP32, k_rows + out, row, store.dim)
-                read_row(FP32, v_rows + out, row + store.tile, store.dim)
-                row += store.value_bytes
+                read_pair(
+                    &store.layout, k_rows + out, v_rows + out, page,
+                    (at[i] - store.base) % store.tokens,
+                )
+                page += store.value_bytes
                 out += store.dim
         return k, v
 
@@ -287,7 +285,7 @@ cdef class RocksSession(GaplessSession):
         span.pool, span.page_bytes = store._pages.data, store.page_nbytes
         span.page_ids, span.valid = store._ids, store._words
         span.first_slot, span.last_slot = 0, self.ends[lay]
-        span.row_bytes, span.page_tokens = store.stride, <int32_t>store.tokens
+        span.row_bytes, span.page_tokens = store.layout.row_bytes, <int32_t>store.tokens
         span.head_dim, span.group = <int32_t>store.dim, <int32_t>store.group
         span.kv_heads = span.last_head = <int32_t>store.heads
         span.first_head = 0
@@ -352,6 +350,6 @@ cdef class RocksSession(GaplessSession):
                 self.generation, lay, 0, store.units(span.last_slot), span.last_slot
             )
             attend_block(
-                &span, FP32, n, store.q_heads * store.dim,
+                &span, &store.layout, n, store.q_heads * store.dim,
                 rows + store.first_query * store.dim, 1,
             )

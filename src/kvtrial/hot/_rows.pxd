@@ -1,25 +1,25 @@
-"""Rows in and out of pages, by format: the only place that knows how a row is stored."""
+"""Rows in and out of pages: the only place that knows how a row is stored, and where in its page."""
 
 from libc.math cimport INFINITY, fabsf, isfinite
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint16_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
-
-cdef extern from "simd.h" nogil:
-    ctypedef float vector "kv_vf"
-    vector kv_zero()
-    vector kv_splat(float)
-    vector kv_load_head(const float *, int32_t lanes)
-    vector kv_fma(vector, vector, vector)
-    vector kv_mul(vector, vector)
-    vector kv_add(vector, vector)
-    vector kv_sub(vector, vector)
-    vector kv_max(vector, vector)
-    float kv_hsum(vector)
-    float kv_hmax(vector)
-    void kv_store_int16(int16_t *, vector)
-    uint16_t kv_to_half(float)
-    float kv_from_half(uint16_t)
+from kvtrial.hot._simd cimport (
+    kv_add,
+    kv_fma,
+    kv_from_half,
+    kv_hmax,
+    kv_hsum,
+    kv_load_head,
+    kv_max,
+    kv_mul,
+    kv_splat,
+    kv_store_int16,
+    kv_sub,
+    kv_to_half,
+    kv_zero,
+    vector,
+)
 
 
 cdef enum Format:
@@ -30,6 +30,15 @@ cdef enum:
     STEP_CANDIDATES = 16  # halves from max / 127 upwards; 1.5 % of it at most
 
 
+# The rows of one head in one page: a K tile, then a V tile of as many bytes. V rows lie one after the
+# other, and so do those of K; `transposed` (FP32 only), K lies [head_dim][token].
+ctypedef struct Layout:
+    Format form
+    bint transposed
+    int64_t tokens, dim
+    int64_t row_bytes, tile_bytes
+
+
 cdef inline int64_t row_nbytes(Format form, int64_t dim) noexcept nogil:
     """Bytes of one row of one head as it lies in a page."""
     if form == FP32:
@@ -37,6 +46,17 @@ cdef inline int64_t row_nbytes(Format form, int64_t dim) noexcept nogil:
     if form == FP16:
         return (dim + 7) // 8 * 16
     return (dim + 31) // 32 * 34
+
+
+cdef inline Layout page_layout(
+    Format form, int64_t tokens, int64_t dim, bint transposed
+) noexcept nogil:
+    cdef Layout layout
+    layout.form, layout.transposed = form, transposed
+    layout.tokens, layout.dim = tokens, dim
+    layout.row_bytes = row_nbytes(form, dim)
+    layout.tile_bytes = tokens * layout.row_bytes
+    return layout
 
 
 cdef inline int64_t first_unfit(Format form, const float *row, int64_t n) noexcept nogil:
@@ -144,3 +164,55 @@ cdef inline void read_row(
                 memcpy(&half, at + 34 * (i // 32), 2)
                 scale = kv_from_half(half)
             row[i] = scale * (<const int8_t *>at)[34 * (i // 32) + 2 + i % 32]
+
+
+cdef inline int64_t key_offset(const Layout *layout, int64_t row) noexcept nogil:
+    """Bytes from the beginning of a K tile to the first element of a row."""
+    return row * <int64_t>sizeof(float) if layout.transposed else row * layout.row_bytes
+
+
+cdef inline int64_t key_step(const Layout *layout) noexcept nogil:
+    """Bytes from one element of an FP32 K row to the next."""
+    return (layout.tokens if layout.transposed else 1) * <int64_t>sizeof(float)
+
+
+cdef inline void write_pair(
+    const Layout *layout, unsigned char *tiles, int64_t row, const float *k, const float *v
+) noexcept nogil:
+    """K and V row of the head whose K tile begins at ``tiles``."""
+    cdef unsigned char *key = tiles + key_offset(layout, row)
+    cdef int64_t i
+    if layout.transposed:
+        for i in range(layout.dim):
+            (<float *>key)[i * layout.tokens] = k[i]
+    else:
+        write_row(layout.form, key, k, layout.dim)
+    write_row(layout.form, tiles + layout.tile_bytes + row * layout.row_bytes, v, layout.dim)
+
+
+cdef inline void read_pair(
+    const Layout *layout, float *k, float *v, const unsigned char *tiles, int64_t row
+) noexcept nogil:
+    """The head's K and V row as FP32."""
+    cdef const unsigned char *key = tiles + key_offset(layout, row)
+    cdef int64_t i
+    if layout.transposed:
+        for i in range(layout.dim):
+            k[i] = (<const float *>key)[i * layout.tokens]
+    else:
+        read_row(layout.form, k, key, layout.dim)
+    read_row(layout.form, v, tiles + layout.tile_bytes + row * layout.row_bytes, layout.dim)
+
+
+cdef inline void poison_pair(
+    const Layout *layout, unsigned char *tiles, int64_t row
+) noexcept nogil:
+    """NaN, in every format, into the head's K and V row and their padding."""
+    cdef unsigned char *key = tiles + key_offset(layout, row)
+    cdef int64_t i
+    if layout.transposed:
+        for i in range(layout.row_bytes // <int64_t>sizeof(float)):
+            memset(key + i * key_step(layout), 0xFF, sizeof(float))
+    else:
+        memset(key, 0xFF, layout.row_bytes)
+    memset(tiles + layout.tile_bytes + row * layout.row_bytes, 0xFF, layout.row_bytes)

@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from kvtrial.hot._memory cimport Region
+from kvtrial.hot._rows cimport Layout
 
 
 cdef enum:
@@ -20,7 +21,7 @@ ctypedef struct Layer:
 
 cdef class PageTables:
     cdef readonly int64_t pages, page_bytes, layers, tokens, base, table_pages, free
-    cdef int64_t row_bytes
+    cdef Layout layout
     cdef bint poison
     cdef Region memory
     cdef Region _table_memory, _word_memory, _small

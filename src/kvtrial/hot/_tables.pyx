@@ -9,10 +9,8 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 
 from kvtrial.hot._memory cimport Region
-
-
-cdef extern from "simd.h" nogil:
-    int32_t kv_highest_bit(uint64_t)
+from kvtrial.hot._rows cimport Layout, poison_pair
+from kvtrial.hot._simd cimport kv_highest_bit
 
 
 cdef class PageTables:
@@ -21,13 +19,13 @@ cdef class PageTables:
     reserved; no word has a bit at or past its layer's end, but for an open restore."""
 
     def __cinit__(
-        self, int64_t pages, int64_t page_bytes, int64_t row_bytes, int64_t layers,
-        int64_t tokens, int64_t base, bint poison,
+        self, int64_t pages, int64_t page_bytes, Layout layout, int64_t layers, int64_t base,
+        bint poison,
     ):
         cdef int64_t i
-        self.pages, self.page_bytes, self.row_bytes = pages, page_bytes, row_bytes
-        self.layers, self.tokens, self.base, self.poison = layers, tokens, base, poison
-        self.table_pages = max(pages, 65536 // tokens)
+        self.pages, self.page_bytes, self.layout = pages, page_bytes, layout
+        self.layers, self.tokens, self.base, self.poison = layers, layout.tokens, base, poison
+        self.table_pages = max(pages, 65536 // self.tokens)
         self.memory = Region(pages * page_bytes)
         self._table_memory = Region(SESSIONS * layers * self.table_pages * sizeof(int32_t))
         self._word_memory = Region(SESSIONS * layers * self.table_pages * sizeof(uint64_t))
@@ -72,14 +70,11 @@ cdef class PageTables:
 
     cdef void poison_rows(self, int32_t page_id, int64_t start, int64_t stop) noexcept:
         """NaN, in every format, into rows without content, where the pool was opened so."""
-        cdef unsigned char *at = self.page(page_id)
-        cdef int64_t tile
-        if self.poison and stop > start:
-            for tile in range(self.page_bytes // (self.tokens * self.row_bytes)):
-                memset(
-                    at + (tile * self.tokens + start) * self.row_bytes, 0xFF,
-                    (stop - start) * self.row_bytes,
-                )
+        cdef int64_t head, row, head_bytes = 2 * self.layout.tile_bytes
+        if self.poison:
+            for head in range(self.page_bytes // head_bytes):
+                for row in range(start, stop):
+                    poison_pair(&self.layout, self.page(page_id) + head * head_bytes, row)
 
     cdef int32_t take(self) noexcept:
         """A free page; the caller has made sure that there is one."""

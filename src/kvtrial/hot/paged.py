@@ -1,7 +1,7 @@
-"""A2, K1, K1C, K2 and K5: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
+"""A2, K1, K1C, K2, K5 and K6: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
 
 Each differs from K1 in one thing: A2 has a scalar kernel, K1C has K1's as clang compiles it, K2 has
-FP16 rows, K5 has Q8_0 rows.
+FP16 rows, K5 has Q8_0 rows, K6 has K as `[head_dim][token]` within the page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def open_paged(spec: StoreSpec, *, format: str = "fp32", kernel: Any = None) -> 
     ----------
     spec : StoreSpec
     format : str
-        How rows are stored: "fp32", "fp16" or "q8_0".
+        How rows are stored: "fp32", "fp16", "q8_0", or "fp32t" for FP32 with K transposed within the
+        page.
     kernel : PyCapsule or "scalar", optional
         A capsule named "kvtrial.kv_kernel" that holds a ``kv_span_fn`` of native/kv_kernel.h, or
         "scalar" for A2's; by default the SIMD kernel of the format. Both others need "fp32".
@@ -91,4 +92,12 @@ K5 = replace(
     title="Paged, fused SIMD, Q8_0 rows",
     profile=Profile.Q8_0,
     open=partial(open_paged, format="q8_0"),
+)
+
+K6 = replace(
+    K1,
+    name="K6",
+    title="Paged, fused SIMD, FP32, K transposed",
+    layout="paged [kv_head], K [head_dim][token], V [token][head_dim]",
+    open=partial(open_paged, format="fp32t"),
 )

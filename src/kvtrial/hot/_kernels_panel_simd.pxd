@@ -1,0 +1,3 @@
+from kvtrial.hot._kernel cimport kv_span
+
+cdef int span_panel(const kv_span *span) noexcept nogil
