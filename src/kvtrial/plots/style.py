@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-#: Okabe and Ito's palette, which stays distinct under the common colour-vision deficiencies, with a grey
+#: Okabe and Ito's palette, which stays distinct under the common colour-vision deficiencies, with a grey,
 #: a wine red and an olive beside it.
 _PALETTE = (
     "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8C8C8C",
