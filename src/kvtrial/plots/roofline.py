@@ -16,8 +16,8 @@ TITLE = "Attention against the machine's ceilings"
 CAPTION = (
     "One attention region: operations a second against operations per byte of K and V, both log. "
     "The more query heads share a row, and the narrower it is stored, the further right. Dots: the "
-    "median of each of n blocks, void ones too; hollow: another head shape (query and KV heads "
-    "above its dots) than the model's. Arms of one intensity stand side by side. Bands: what "
+    "median of each of n blocks, void ones too; hollow where the head shape (query and KV heads) is "
+    "not the model's. Arms of one intensity stand side by side. Bands: what "
     "streaming reads and multiply-adds alone reached, from the lowest to the highest probe of the "
     "same blocks. Percent: the largest median share of the nearer ceiling among those dots. Inputs "
     "rotate through at least four times the last-level cache."
@@ -47,8 +47,11 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         _ceilings(axis, probes)
         style.plain_log(axis, "x")
         style.plain_log(axis, "y")
-        plural = "s" if threads > 1 else ""
-        axis.set_title(f"{context:,} positions, {threads} thread{plural}", fontsize=9)
+        lines = [f"{context:,} positions, {threads} thread{'s' if threads > 1 else ''}"]
+        for shape, blocks in cell.groupby("shape")["block"].nunique().items():
+            hollow = "" if shape == verdict["shape"] else ", hollow"
+            lines.append(f"{shape}: n = {blocks}{hollow}")
+        axis.set_title("\n".join(lines), fontsize=8)
         axis.set_xlabel("operations per byte of K and V")
     axes[0].set_ylabel("GFLOP/s")
     handles = {
@@ -111,7 +114,7 @@ def _dots(axis: Axes, cell: pd.DataFrame, own_shape: str) -> None:
             )
         best = together.groupby("candidate")["share"].median().max()
         axis.annotate(
-            f"{shape}, n = {together['block'].nunique()}\n{best:.0%}",
+            f"{best:.0%}",
             (together["intensity"].median(), together["gflop_per_s"].max()),
             xytext=(0, 6),
             textcoords="offset points",
