@@ -70,9 +70,9 @@ def _hot(name: str, arms: tuple[str, ...], file: str, old: str, new: str, test: 
     return Mutant(name, arms, file, old, new, _suite(test, *arms))
 
 
-_K3, _K6 = ("K3",), ("K6",)
-_CYTHON_KERNEL, _RUST_KERNEL = ("K1", "K6"), ("K3", "K4")
-_CYTHON_POOL = ("K1", "K4", "K6")
+_K3, _K1T = ("K3",), ("K1T",)
+_CYTHON_KERNEL, _RUST_KERNEL = ("K1", "K1T"), ("K3", "K4")
+_CYTHON_POOL = ("K1", "K4", "K1T")
 _PAGES, _PAGED = "src/kvtrial/hot/_pages.pyx", "src/kvtrial/hot/_paged.pyx"
 _TILE, _PANEL = "src/kvtrial/hot/_tile.pxd", "src/kvtrial/hot/_kernels_panel_simd.pyx"
 _ATTEND = "src/kvtrial/hot/_attend.pyx"
@@ -129,7 +129,7 @@ HOT = [
     ),
     _hot(
         "hole mask: V rows are added whatever the mask says",
-        _K6,
+        _K1T,
         _PANEL,
         "rows = tile.mask\n",
         "rows = ~<uint64_t>0 >> (64 - tile.tokens)\n",
@@ -137,7 +137,7 @@ HOT = [
     ),
     _hot(
         "page index: elements of a transposed K row change places",
-        _K6,
+        _K1T,
         "src/kvtrial/hot/_rows.pxd",
         "(<float *>key)[i * layout.tokens] = k[i]",
         "(<float *>key)[(i ^ 1) * layout.tokens] = k[i]",

@@ -80,10 +80,10 @@ def test_every_incumbent_counts_not_only_k1() -> None:
     assert "against A2 at 4096" in verdict.data["hot"]["reason"]
 
 
-def test_a_challenger_has_to_beat_k6_too() -> None:
-    verdict = run(flat(**BASE, K6=20.5, K3=20.0))
-    assert (verdict.outcome, verdict.adopted) == (KEEP, "K6")
-    assert "against K6 at 4096" in verdict.data["hot"]["reason"]
+def test_a_challenger_has_to_beat_k1t_too() -> None:
+    verdict = run(flat(**BASE, K1T=20.5, K3=20.0))
+    assert (verdict.outcome, verdict.adopted) == (KEEP, "K1T")
+    assert "against K1T at 4096" in verdict.data["hot"]["reason"]
 
 
 def test_keep_adopts_the_best_arm_that_can_win() -> None:

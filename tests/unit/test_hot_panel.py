@@ -1,4 +1,4 @@
-"""K6: K transposed within the page, written, read, handed out, and attended to."""
+"""K1T: K transposed within the page, written, read, handed out, and attended to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def right_attention(q, k, v, scale):
 
 
 def test_a_page_is_k_by_element_and_v_by_row():
-    store = paged.K6.open(StoreSpec(1, 4, 2, 12, page_tokens=32, budget_bytes=1 << 18))
+    store = paged.K1T.open(StoreSpec(1, 4, 2, 12, page_tokens=32, budget_bytes=1 << 18))
     session = store.open_session()
     k, v = normal(1, 32, 2, 12), normal(2, 32, 2, 12)
     session.append(0, np.arange(32), k, v)
@@ -66,7 +66,7 @@ def test_a_valid_row_that_is_not_finite_shows_as_in_k1():
     k, v, q = normal(1, 40, 2, 20), normal(2, 40, 2, 20), normal(3, 6, 20)
     k[7, 0, 3], v[9, 1, 5], v[11, 1, 19] = np.nan, np.inf, np.nan
     shown = []
-    for candidate in (paged.K1, paged.K6):
+    for candidate in (paged.K1, paged.K1T):
         session = candidate.open(StoreSpec(1, 6, 2, 20, budget_bytes=1 << 18)).open_session()
         session.append(0, np.arange(40), k, v)
         out = np.empty_like(q)
@@ -81,7 +81,7 @@ def test_a_valid_row_that_is_not_finite_shows_as_in_k1():
 def test_views_are_the_rows_of_the_page(page_tokens):
     """Elements of a K row lie a page's tokens apart; its neighbours are not touched."""
     spec = StoreSpec(1, 4, 2, 20, page_tokens=page_tokens, budget_bytes=1 << 18)
-    direct, appended = (paged.K6.open(spec).open_session() for _ in range(2))
+    direct, appended = (paged.K1T.open(spec).open_session() for _ in range(2))
     k, v = normal(1, 12, 2, 20), normal(2, 12, 2, 20)
     for session, rows in ((direct, 3), (appended, 12)):
         session.append(0, np.arange(rows), k[:rows], v[:rows])

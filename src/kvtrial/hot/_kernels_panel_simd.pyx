@@ -1,4 +1,4 @@
-"""K6's kernel: K1's algorithm on pages in which K lies [head_dim][token] within its tile.
+"""K1T's kernel: K1's algorithm on pages in which K lies [head_dim][token] within its tile.
 
 Scores and values are then one operation, a panel product:
 

@@ -1,4 +1,4 @@
-"""The paged store and session of A2, K1, K2, K5 and K6, and of K4 with a foreign kernel.
+"""The paged store and session of A2, K1, K2, K5 and K1T, and of K4 with a foreign kernel.
 
 `_pages` keeps the books, `_rows` knows the formats and layouts, `_attend` runs a kernel over spans;
 this module is the contract's verbs. The interpreter lock is held throughout a verb: one call at a

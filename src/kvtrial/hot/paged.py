@@ -1,7 +1,7 @@
-"""A2, K1, K1C, K2, K5 and K6: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
+"""A2, K1, K1C, K2, K5 and K1T: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
 
 Each differs from K1 in one thing: A2 has a scalar kernel, K1C has K1's as clang compiles it, K2 has
-FP16 rows, K5 has Q8_0 rows, K6 has K as `[head_dim][token]` within the page.
+FP16 rows, K5 has Q8_0 rows, K1T has K as `[head_dim][token]` within the page.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ K5 = replace(
     open=partial(open_paged, format="q8_0"),
 )
 
-K6 = replace(
+K1T = replace(
     K1,
-    name="K6",
+    name="K1T",
     title="Paged, fused SIMD, FP32, K transposed",
     layout="paged [kv_head], K [head_dim][token], V [token][head_dim]",
     open=partial(open_paged, format="fp32t"),
