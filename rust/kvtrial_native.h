@@ -6,6 +6,7 @@
 #ifndef KVTRIAL_NATIVE_H
 #define KVTRIAL_NATIVE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kv_kernel.h"
@@ -50,6 +51,14 @@ typedef struct {
     uint32_t slot;
 } kvn_handle;
 
+/* The rows of one slot: those of the first head, and floats from one thing to the next. */
+typedef struct {
+    float *k, *v;
+    size_t k_element; /* from element to element of a K row; those of a V row are neighbours */
+    size_t k_slot, v_slot;
+    size_t head; /* from head to head, for both */
+} kvn_rows;
+
 /* A query (rows, q_heads, head_dim) and who computes. */
 typedef struct {
     const float *q;
@@ -64,8 +73,10 @@ typedef struct {
 /* Bytes of a page, or 0 for a shape that can't be. */
 int64_t kvn_page_nbytes(int64_t heads, int64_t dim, int64_t page_tokens);
 
+/* transposed: K lies [dim][token] within its tile */
 int kvn_open(int64_t layers, int64_t heads, int64_t group, int64_t dim, int64_t page_tokens,
-             int64_t base, int64_t pages, int poison, kvn_store **store, kvn_fault *fault);
+             int transposed, int64_t base, int64_t pages, int poison, kvn_store **store,
+             kvn_fault *fault);
 /* Unmaps the pool: no pointer into it may be used afterwards. */
 void kvn_free(kvn_store *store);
 
@@ -79,10 +90,9 @@ int kvn_append(kvn_store *, kvn_handle, int64_t layer, const int64_t *positions,
                const float *k, const float *v, kvn_fault *);
 int kvn_invalidate(kvn_store *, kvn_handle, int64_t layer, const int64_t *positions, int64_t n,
                    kvn_fault *);
-/* *k: the first K row of head 0, or NULL. Rows are `stride` floats apart, V a tile behind K, and heads
- * two tiles apart; a tile is page_tokens * stride floats. */
+/* rows->k: NULL when the slots can't be reserved */
 int kvn_reserve(kvn_store *, kvn_handle, int64_t layer, const int64_t *positions, int64_t n,
-                float **k, kvn_fault *);
+                kvn_rows *rows, kvn_fault *);
 int kvn_commit(kvn_store *, kvn_handle, int64_t layer, const int64_t *positions, int64_t n,
                kvn_fault *);
 int kvn_read(kvn_store *, kvn_handle, int64_t layer, const int64_t *positions, int64_t n, float *k,

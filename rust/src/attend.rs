@@ -306,13 +306,13 @@ pub unsafe fn attend_pages(
             };
             for head in heads.clone() {
                 let next = if head + 1 < heads.end {
-                    page.add(shape.row_offset(head + 1, 0))
+                    page.add(shape.tile_offset(head + 1))
                 } else if following.is_null() {
                     following
                 } else {
-                    following.wrapping_add(shape.row_offset(heads.start, 0))
+                    following.wrapping_add(shape.tile_offset(heads.start))
                 };
-                let k = page.add(shape.row_offset(head, 0));
+                let k = page.add(shape.tile_offset(head));
                 let mut tile = Tile::new(shape, k, query.scale, next, visible);
                 let mut lane = (head - heads.start) * per_head + per_head - visible;
                 for &(lanes, mask) in runs {

@@ -5,7 +5,7 @@
 
 use crate::attend::{ParallelFor, Threads};
 use crate::fault::{Code, Fault};
-use crate::pool::Shape;
+use crate::pool::{Rows, Shape};
 use crate::store::{Store, NO_PAGE};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::slice;
@@ -117,11 +117,11 @@ macro_rules! verbs {
 /// Bytes of a page, or 0 for a shape that can't be.
 #[no_mangle]
 pub extern "C" fn kvn_page_nbytes(heads: i64, dim: i64, page_tokens: i64) -> i64 {
-    Shape::new(1, heads as usize, 1, dim as usize, page_tokens as usize)
+    Shape::new(1, heads as usize, 1, dim as usize, page_tokens as usize, false)
         .map_or(0, |shape| shape.page_bytes() as i64)
 }
 
-/// Opens a store of `pages` pages.
+/// Opens a store of `pages` pages; `transposed` lays K `[dim][token]` within its tile.
 ///
 /// # Safety
 /// `store` and `fault` are writable.
@@ -132,6 +132,7 @@ pub unsafe extern "C" fn kvn_open(
     group: i64,
     dim: i64,
     page_tokens: i64,
+    transposed: i32,
     base: i64,
     pages: i64,
     poison: i32,
@@ -143,7 +144,7 @@ pub unsafe extern "C" fn kvn_open(
         guard(fault, || {
             let [layers, heads, group, dim, tokens] =
                 [layers, heads, group, dim, page_tokens].map(|x| x as usize);
-            let shape = Shape::new(layers, heads, group, dim, tokens)?;
+            let shape = Shape::new(layers, heads, group, dim, tokens, transposed != 0)?;
             let opened = Store::new(shape, base, pages as usize, poison != 0)?;
             store.write(Box::into_raw(Box::new(opened)));
             Ok(())
@@ -190,14 +191,14 @@ verbs! {
         store.invalidate(s, l, elements(positions, n))?;
     }
 
-    /// `k` gets the first reserved row, or null when the rows can't be reserved.
+    /// `rows` gets the first reserved slot, or `Rows::NONE` when the slots can't be reserved.
     fn kvn_reserve(
-        store, handle: Handle, layer: i64, positions: *const i64, n: i64, k: *mut *mut f32
+        store, handle: Handle, layer: i64, positions: *const i64, n: i64, rows: *mut Rows
     ) {
         let s = store.settled(handle.slot, handle.generation)?;
         let l = store.check_layer(layer)?;
-        let row = store.reserve(s, l, elements(positions, n))?;
-        k.write(row.map_or(std::ptr::null_mut(), |(id, slot)| store.pool.row(id, 0, slot).0));
+        let slot = store.reserve(s, l, elements(positions, n))?;
+        rows.write(slot.map_or(Rows::NONE, |(id, slot)| store.pool.rows(id, slot)));
     }
 
     fn kvn_commit(store, handle: Handle, layer: i64, positions: *const i64, n: i64) {
@@ -347,7 +348,7 @@ mod tests {
         let (mut store, mut fault) = (std::ptr::null_mut(), Fault::of(Code::Panic, 0, 0, 0));
         // SAFETY: both targets are writable.
         let code =
-            unsafe { kvn_open(1, 1, 1, 8, 16, 0, 2, 0, &raw mut store, &raw mut fault) };
+            unsafe { kvn_open(1, 1, 1, 8, 16, 0, 0, 2, 0, &raw mut store, &raw mut fault) };
         assert_eq!(code, 0);
         store
     }
@@ -374,7 +375,7 @@ mod tests {
         let (mut store, mut fault) = (std::ptr::null_mut(), Fault::of(Code::Panic, 0, 0, 0));
         // SAFETY: both targets are writable.
         let code =
-            unsafe { kvn_open(1, 1, 17, 8, 16, 0, 2, 0, &raw mut store, &raw mut fault) };
+            unsafe { kvn_open(1, 1, 17, 8, 16, 0, 0, 2, 0, &raw mut store, &raw mut fault) };
         assert_eq!(code, Code::Shape as i32);
         assert_eq!((fault.value, fault.low, fault.high), (17, 1, 16));
         assert!(store.is_null());

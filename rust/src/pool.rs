@@ -1,8 +1,9 @@
-//! The page pool: page ids, reference counts and the free list over one region of memory.
+//! The page pool: page ids, reference counts and the free list over one region of memory; and where in
+//! their page rows lie, which nothing else knows but the kernels.
 //!
-//! A page holds P tokens of one layer, head-major: for each local KV head a K tile (P, stride), then
-//! its V tile (P, stride). Rows are padded to `stride`; the padding may
-//! hold anything and takes part in nothing.
+//! A page holds P tokens of one layer, head-major: for each local KV head a K tile (P, stride), then its V
+//! tile (P, stride). A transposed K tile is (stride, P). Rows are padded to `stride`; the padding may hold
+//! anything and takes part in nothing.
 
 use crate::fault::{Code, Fault};
 use crate::memory::Region;
@@ -20,6 +21,58 @@ pub struct Shape {
     /// Floats from row to row: `dim` rounded up to whole vectors.
     pub stride: usize,
     pub page_tokens: usize,
+    /// Whether K lies `[dim][token]` within its tile.
+    pub transposed: bool,
+}
+
+/// The rows of one slot: those of the first head, and floats from one thing to the next. `kvn_rows`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    pub k: *mut f32,
+    pub v: *mut f32,
+    /// From element to element of a K row; those of a V row are neighbours.
+    pub k_element: usize,
+    /// From slot to slot.
+    pub k_slot: usize,
+    pub v_slot: usize,
+    /// From head to head, for both.
+    pub head: usize,
+}
+
+impl Rows {
+    /// What stands for rows that there are not.
+    pub const NONE: Rows = Rows {
+        k: std::ptr::null_mut(),
+        v: std::ptr::null_mut(),
+        k_element: 0,
+        k_slot: 0,
+        v_slot: 0,
+        head: 0,
+    };
+
+    /// The K and the V row of a head of the page.
+    fn of_head(&self, head: usize) -> (*mut f32, *mut f32) {
+        (self.k.wrapping_add(head * self.head), self.v.wrapping_add(head * self.head))
+    }
+}
+
+/// Copies `n` floats to where they are `to_step` apart from where they are `from_step` apart.
+///
+/// # Safety
+/// Both places are good for that, and don't overlap.
+#[inline]
+unsafe fn copy(from: *const f32, from_step: usize, to: *mut f32, to_step: usize, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if from_step == 1 && to_step == 1 {
+            to.copy_from_nonoverlapping(from, n);
+            return;
+        }
+        for i in 0..n {
+            to.add(i * to_step).write(from.add(i * from_step).read());
+        }
+    }
 }
 
 impl Shape {
@@ -29,6 +82,7 @@ impl Shape {
         group: usize,
         dim: usize,
         page_tokens: usize,
+        transposed: bool,
     ) -> Result<Shape, Fault> {
         for (value, high) in [(layers, 4096), (heads, 4096), (group, 16), (dim, 256)] {
             if !(1..=high).contains(&value) {
@@ -39,7 +93,7 @@ impl Shape {
             return Err(Fault::of(Code::Shape, page_tokens as i64, 16, 64));
         }
         let stride = dim.next_multiple_of(WIDTH);
-        Ok(Shape { layers, heads, group, dim, stride, page_tokens })
+        Ok(Shape { layers, heads, group, dim, stride, page_tokens, transposed })
     }
 
     pub fn tile_floats(&self) -> usize {
@@ -54,9 +108,9 @@ impl Shape {
         4 * self.page_floats()
     }
 
-    /// Float offset in its page of a K row; its V row lies `tile_floats` behind.
-    pub fn row_offset(&self, head: usize, slot: usize) -> usize {
-        2 * head * self.tile_floats() + slot * self.stride
+    /// Float offset in its page of a head's K tile; its V tile lies `tile_floats` behind.
+    pub fn tile_offset(&self, head: usize) -> usize {
+        2 * head * self.tile_floats()
     }
 
     /// Pages that the first `rows` positions span.
@@ -165,13 +219,18 @@ impl Pool {
         }
     }
 
-    /// Pointers to the K and V row of one head.
-    pub fn row(&self, id: i32, head: usize, slot: usize) -> (*mut f32, *mut f32) {
-        debug_assert!(head < self.shape.heads && slot < self.shape.page_tokens);
-        // SAFETY: head and slot are inside the shape, so both rows lie inside the page.
+    /// The rows of a slot.
+    pub fn rows(&self, id: i32, slot: usize) -> Rows {
+        let shape = &self.shape;
+        assert!(slot < shape.page_tokens, "slot {slot} is not in a page");
+        let (k_element, k_slot) =
+            if shape.transposed { (shape.page_tokens, 1) } else { (1, shape.stride) };
+        let v_slot = shape.stride;
+        // SAFETY: the slot is inside the shape, so both rows lie inside the page.
         unsafe {
-            let k = self.page(id).add(self.shape.row_offset(head, slot));
-            (k, k.add(self.shape.tile_floats()))
+            let k = self.page(id).add(slot * k_slot);
+            let v = self.page(id).add(shape.tile_floats() + slot * v_slot);
+            Rows { k, v, k_element, k_slot, v_slot, head: shape.tile_offset(1) }
         }
     }
 
@@ -181,12 +240,13 @@ impl Pool {
     /// `k` and `v` are readable for heads * dim floats and lie outside the page.
     pub unsafe fn write(&mut self, id: i32, slot: usize, k: *const f32, v: *const f32) {
         let Shape { heads, dim, .. } = self.shape;
+        let rows = self.rows(id, slot);
         for head in 0..heads {
-            let (k_row, v_row) = self.row(id, head, slot);
+            let (k_row, v_row) = rows.of_head(head);
             // SAFETY: the caller's promise for the sources; a row holds `stride` >= dim floats.
             unsafe {
-                k_row.copy_from_nonoverlapping(k.add(head * dim), dim);
-                v_row.copy_from_nonoverlapping(v.add(head * dim), dim);
+                copy(k.add(head * dim), 1, k_row, rows.k_element, dim);
+                copy(v.add(head * dim), 1, v_row, 1, dim);
             }
         }
     }
@@ -197,12 +257,13 @@ impl Pool {
     /// `k` and `v` are writable for heads * dim floats and lie outside the page.
     pub unsafe fn read(&self, id: i32, slot: usize, k: *mut f32, v: *mut f32) {
         let Shape { heads, dim, .. } = self.shape;
+        let rows = self.rows(id, slot);
         for head in 0..heads {
-            let (k_row, v_row) = self.row(id, head, slot);
+            let (k_row, v_row) = rows.of_head(head);
             // SAFETY: the caller's promise for the targets; a row holds `stride` >= dim floats.
             unsafe {
-                k_row.copy_to_nonoverlapping(k.add(head * dim), dim);
-                v_row.copy_to_nonoverlapping(v.add(head * dim), dim);
+                copy(k_row, rows.k_element, k.add(head * dim), 1, dim);
+                copy(v_row, 1, v.add(head * dim), 1, dim);
             }
         }
     }
@@ -213,12 +274,13 @@ impl Pool {
             return;
         }
         for slot in slots {
+            let rows = self.rows(id, slot);
             for head in 0..self.shape.heads {
-                let (k_row, v_row) = self.row(id, head, slot);
+                let (k_row, v_row) = rows.of_head(head);
                 for i in 0..self.shape.stride {
                     // SAFETY: i < stride, the length of a row.
                     unsafe {
-                        k_row.add(i).write(f32::NAN);
+                        k_row.add(i * rows.k_element).write(f32::NAN);
                         v_row.add(i).write(f32::NAN);
                     }
                 }
@@ -237,7 +299,7 @@ mod tests {
 
     #[test]
     fn pages_come_back_once() {
-        let shape = Shape::new(1, 2, 3, 5, 16).unwrap();
+        let shape = Shape::new(1, 2, 3, 5, 16, false).unwrap();
         let mut pool = Pool::new(shape, 2, false).unwrap();
         let (a, b) = (pool.take(), pool.take());
         assert_eq!((a, b, pool.free()), (0, 1, 0));
@@ -251,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_second_release_is_a_bug() {
-        let shape = Shape::new(1, 1, 1, 8, 16).unwrap();
+        let shape = Shape::new(1, 1, 1, 8, 16, false).unwrap();
         let mut pool = Pool::new(shape, 1, false).unwrap();
         let id = pool.take();
         pool.release(id);
@@ -259,8 +321,39 @@ mod tests {
     }
 
     #[test]
+    fn a_row_lies_where_its_layout_says_and_comes_back() {
+        for transposed in [false, true] {
+            let shape = Shape::new(1, 2, 1, 5, 16, transposed).unwrap();
+            let mut pool = Pool::new(shape, 1, true).unwrap();
+            let id = pool.take();
+            let k: [f32; 10] = std::array::from_fn(|i| i as f32);
+            let v = k.map(|x| -x);
+            let (mut k_back, mut v_back) = ([0.0; 10], [0.0; 10]);
+            // SAFETY: two heads of five floats each; the page is as long as its shape says.
+            let page = unsafe {
+                pool.write(id, 3, k.as_ptr(), v.as_ptr());
+                pool.read(id, 3, k_back.as_mut_ptr(), v_back.as_mut_ptr());
+                std::slice::from_raw_parts(pool.page(id), shape.page_floats())
+            };
+            assert_eq!((k_back, v_back), (k, v));
+            // Tiles of 16 tokens by 8 floats: K and V of the first head, then of the second.
+            for (i, x) in k.into_iter().enumerate() {
+                let (head, element) = (i / 5, i % 5);
+                let at = if transposed { element * 16 + 3 } else { 3 * 8 + element };
+                assert_eq!(page[head * 256 + at], x);
+                assert_eq!(page[head * 256 + 128 + 3 * 8 + element], -x);
+            }
+            assert_eq!(page.iter().filter(|x| !x.is_nan()).count(), 20);
+            pool.poison_rows(id, 3..4);
+            // SAFETY: as above.
+            let page = unsafe { std::slice::from_raw_parts(pool.page(id), shape.page_floats()) };
+            assert!(page.iter().all(|x| x.is_nan()));
+        }
+    }
+
+    #[test]
     fn offsets_do_not_wrap_at_two_gigabytes() {
-        let shape = Shape::new(1, 9, 1, 240, 64).unwrap();
+        let shape = Shape::new(1, 9, 1, 240, 64, false).unwrap();
         assert_eq!(7768 * shape.page_bytes(), 7768 * 4 * 2 * 9 * 64 * 240);
         let pool = Pool::new(shape, 7769, false).unwrap();
         let last = pool.page(7768) as usize - pool.page(0) as usize;

@@ -56,6 +56,7 @@ unsafe fn attend_span(span: &Span) {
         dim,
         stride: span.row_bytes as usize / 4,
         page_tokens: span.page_tokens as usize,
+        transposed: false,
     };
     let first = span.first_slot as usize / shape.page_tokens;
     let last = shape.pages_for(span.last_slot);

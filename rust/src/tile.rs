@@ -1,9 +1,8 @@
-//! The kernel on one tile: the K and V rows of one head in one page, into a running softmax.
+//! What the kernels share: a tile, its mask, softmax and prefetch.
 //!
-//! Up to three lanes share the registers of a step. The scores of the whole K tile come first, then one
-//! new maximum and at most one rescale a lane, then the V tile, four vectors of columns at a time. All
-//! the while the lines of the next tile are asked for, at an even pace: each step of four rows asks for
-//! as much as its share of the tile's arithmetic, so that memory neither idles nor waits in line.
+//! The scores of the whole K tile come first, then one new maximum and at most one rescale a lane, then the
+//! V tile. All the while the lines of the next tile are asked for, at an even pace: each step of four rows
+//! asks for as much as its share of the tile's arithmetic, so that memory neither idles nor waits in line.
 
 use crate::pool::Shape;
 use crate::simd::{F8, WIDTH};
@@ -11,8 +10,6 @@ use crate::store::low_bits;
 
 /// Lanes whose scores are kept at a time.
 pub const BAND: usize = 16;
-/// Lanes that share the registers of a step.
-const STEP: usize = 3;
 /// Floats of a cache line.
 const LINE: usize = 16;
 
@@ -67,30 +64,21 @@ pub fn finite_or_zero(max: f32) -> f32 {
     }
 }
 
-/// Lanes [0, n) in steps of (first, how many): 4 make two pairs rather than 3 and 1.
-fn steps(n: usize) -> impl Iterator<Item = (usize, usize)> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let lanes = if n - at == 4 { 2 } else { (n - at).min(STEP) };
-        at += lanes;
-        (lanes > 0).then_some((at - lanes, lanes))
-    })
-}
-
 /// One head of a page, for lanes that see the same slots.
 pub struct Tile {
-    k: *const f32,
-    dim: usize,
-    stride: usize,
-    tokens: usize,
+    pub k: *const f32,
+    pub dim: usize,
+    pub stride: usize,
+    pub tokens: usize,
+    pub transposed: bool,
     pub mask: u64,
-    scale: f32,
+    pub scale: f32,
     /// Of the tile that is read next, lines before `asked` were asked for, those before `due` should be.
     asked: *const f32,
     due: *const f32,
     /// Floats to ask for while `sharing` lanes are done with a row; 0 without a next tile.
-    ahead: usize,
-    sharing: usize,
+    pub ahead: usize,
+    pub sharing: usize,
 }
 
 impl Tile {
@@ -101,6 +89,7 @@ impl Tile {
             dim: shape.dim,
             stride: shape.stride,
             tokens: shape.page_tokens,
+            transposed: shape.transposed,
             mask: 0,
             scale,
             asked: next,
@@ -118,31 +107,27 @@ impl Tile {
     pub unsafe fn attend(&mut self, q: *const f32, state: State, n: usize, scores: &mut Scores) {
         // SAFETY: passed on.
         unsafe {
-            for (lane, lanes) in steps(n) {
-                let (q, scores) = (q.add(lane * self.stride), &mut scores[lane..lane + lanes]);
-                match lanes {
-                    3 => self.score::<3>(q, scores),
-                    2 => self.score::<2>(q, scores),
-                    _ => self.score::<1>(q, scores),
-                }
-            }
-            self.hide(&mut scores[..n]);
-            self.weigh(&mut scores[..n], state);
-            let mut column = 0;
-            while column + 4 * WIDTH <= self.stride {
-                self.gather_all::<4>(state.acc, column, &scores[..n]);
-                column += 4 * WIDTH;
-            }
-            while column < self.stride {
-                self.gather_all::<1>(state.acc, column, &scores[..n]);
-                column += WIDTH;
+            if self.transposed {
+                self.attend_by_panels(q, state, n, scores);
+            } else {
+                self.attend_by_rows(q, state, n, scores);
             }
         }
     }
 
+    /// Floats of the next tile to ask for with so many multiply-adds of vectors, rounded up: what is asked
+    /// for beyond it is read soon too.
+    ///
+    /// A row's scores are as many for a lane as it has vectors, and its values too; its part of the softmax
+    /// takes the time of two.
+    #[inline(always)]
+    pub fn share(&self, work: usize) -> usize {
+        (work * self.ahead).div_ceil(self.sharing * (self.stride / WIDTH + 1))
+    }
+
     /// Prefetches lines of the next tile until `floats` more of it are asked for.
     #[inline(always)]
-    fn ask_for(&mut self, floats: usize) {
+    pub fn ask_for(&mut self, floats: usize) {
         self.due = self.due.wrapping_add(floats);
         while self.asked < self.due {
             F8::prefetch(self.asked);
@@ -150,59 +135,9 @@ impl Tile {
         }
     }
 
-    /// Adds the products of 8 columns of 4 rows with N lanes.
-    #[inline(always)]
-    unsafe fn dot<const N: usize>(
-        &self,
-        quad: usize,
-        d: usize,
-        q: *const f32,
-        acc: &mut [[F8; 4]; N],
-        keep: impl Fn(F8) -> F8,
-    ) {
-        for r in 0..4 {
-            // SAFETY: the rows and columns lie in the tile; a lane of q is `stride` long.
-            unsafe {
-                let k = keep(F8::load(self.k.add((quad + r) * self.stride + d)));
-                for n in 0..N {
-                    acc[n][r] = acc[n][r].fma(k, F8::load(q.add(n * self.stride + d)));
-                }
-            }
-        }
-    }
-
-    /// Scores of all slots that the mask shows.
-    #[inline(always)]
-    unsafe fn score<const N: usize>(&mut self, q: *const f32, scores: &mut [[f32; 64]]) {
-        let pace = 4 * N * self.ahead / self.sharing;
-        for quad in (0..self.tokens).step_by(4) {
-            self.ask_for(pace);
-            if self.mask >> quad & 0xF == 0 {
-                continue;
-            }
-            let mut acc = [[F8::splat(0.0); 4]; N];
-            let whole = self.dim / WIDTH * WIDTH;
-            for d in (0..whole).step_by(WIDTH) {
-                // SAFETY: rows [quad, quad + 4) and columns [d, d + 8) lie in the tile.
-                unsafe { self.dot(quad, d, q, &mut acc, |k| k) };
-            }
-            if whole < self.dim {
-                // Padding may hold anything, NaN included.
-                let tail = self.dim - whole;
-                // SAFETY: as above, since rows are padded to whole vectors.
-                unsafe { self.dot(quad, whole, q, &mut acc, |k| k.first(tail)) };
-            }
-            for n in 0..N {
-                let sums = F8::sum4(acc[n]).map(|x| x * self.scale);
-                // SAFETY: quad + 4 <= tokens <= 64.
-                unsafe { scores[n].as_mut_ptr().add(quad).cast::<[f32; 4]>().write(sums) };
-            }
-        }
-    }
-
     /// Slots outside the mask score -inf, whatever lies there.
     #[inline(always)]
-    fn hide(&self, scores: &mut [[f32; 64]]) {
+    pub fn hide(&self, scores: &mut [[f32; 64]]) {
         let mut hidden = !self.mask & low_bits(self.tokens);
         while hidden != 0 {
             let slot = hidden.trailing_zeros() as usize;
@@ -215,9 +150,13 @@ impl Tile {
 
     /// Turns scores into weights and updates each lane's maximum and sum; where the maximum rises, what
     /// was gathered before shrinks.
+    ///
+    /// # Safety
+    /// The lanes lie in the state.
     #[inline(always)]
-    unsafe fn weigh(&self, scores: &mut [[f32; 64]], state: State) {
+    pub unsafe fn weigh(&mut self, scores: &mut [[f32; 64]], state: State) {
         let chunks = (0..self.tokens).step_by(WIDTH);
+        let pace = self.share(2 * self.tokens);
         for (first, four) in (0..).step_by(4).zip(scores.chunks_mut(4)) {
             // The maxima of four lanes first: one by one, each exp would wait for its own.
             let mut tops = [F8::splat(f32::NEG_INFINITY); 4];
@@ -231,6 +170,7 @@ impl Tile {
                 }
                 let tops = F8::max4(tops);
                 for (n, lane) in four.iter_mut().enumerate() {
+                    self.ask_for(pace);
                     let max = state.max.add(first + n);
                     // f32::max leaves NaN out; a NaN score shows in the sum.
                     let top = (*max).max(tops[n]);
@@ -262,92 +202,6 @@ impl Tile {
             for column in (0..self.stride).step_by(WIDTH) {
                 let at = state.acc.add(lane * self.stride + column);
                 F8::load(at).mul(F8::splat(keep)).store(at);
-            }
-        }
-    }
-
-    /// `gather` for every lane.
-    #[inline(always)]
-    unsafe fn gather_all<const C: usize>(
-        &mut self,
-        acc: *mut f32,
-        column: usize,
-        weights: &[[f32; 64]],
-    ) {
-        for (lane, lanes) in steps(weights.len()) {
-            // SAFETY: passed on.
-            unsafe {
-                let (acc, weights) = (acc.add(lane * self.stride), &weights[lane..lane + lanes]);
-                match lanes {
-                    3 => self.gather::<3, C>(acc, column, weights),
-                    2 => self.gather::<2, C>(acc, column, weights),
-                    _ => self.gather::<1, C>(acc, column, weights),
-                }
-            }
-        }
-    }
-
-    /// Adds the weighted V rows to N lanes, C vectors from `column` on.
-    #[inline(always)]
-    unsafe fn gather<const N: usize, const C: usize>(
-        &mut self,
-        acc: *mut f32,
-        column: usize,
-        weights: &[[f32; 64]],
-    ) {
-        let stride = self.stride;
-        let pace = 4 * N * C * WIDTH * self.ahead / (self.sharing * stride);
-        let at = |n: usize, c: usize| n * stride + column + c * WIDTH;
-        let mut sums = [[F8::splat(0.0); C]; N];
-        // SAFETY: slots of the mask and columns below stride lie in the tile and in the lanes.
-        unsafe {
-            for n in 0..N {
-                for c in 0..C {
-                    sums[n][c] = F8::load(acc.add(at(n, c)));
-                }
-            }
-            for quad in (0..self.tokens).step_by(4) {
-                self.ask_for(pace);
-                let mut left = self.mask >> quad & 0xF;
-                if left == 0xF {
-                    for slot in quad..quad + 4 {
-                        self.add_row(slot, column, weights, &mut sums);
-                    }
-                    continue;
-                }
-                while left != 0 {
-                    let slot = quad + left.trailing_zeros() as usize;
-                    self.add_row(slot, column, weights, &mut sums);
-                    left &= left - 1;
-                }
-            }
-            for n in 0..N {
-                for c in 0..C {
-                    sums[n][c].store(acc.add(at(n, c)));
-                }
-            }
-        }
-    }
-
-    /// One weighted V row onto the sums.
-    #[inline(always)]
-    unsafe fn add_row<const N: usize, const C: usize>(
-        &self,
-        slot: usize,
-        column: usize,
-        weights: &[[f32; 64]],
-        sums: &mut [[F8; C]; N],
-    ) {
-        // SAFETY: as for `gather`; slot < tokens <= 64.
-        unsafe {
-            let row = self.k.add((self.tokens + slot) * self.stride + column);
-            let weight: [F8; N] =
-                std::array::from_fn(|n| F8::splat(*weights[n].as_ptr().add(slot)));
-            for c in 0..C {
-                let value = F8::load(row.add(c * WIDTH));
-                for n in 0..N {
-                    sums[n][c] = sums[n][c].fma(weight[n], value);
-                }
             }
         }
     }

@@ -1,4 +1,4 @@
-"""K3 through the real boundary: numbers, typed errors, contained panics, memory that outlives close.
+"""K3 and K3T through the real boundary: numbers, typed errors, contained panics, memory that outlives close.
 
 The contract as a whole is the conformance suite's; here is what only the native arm can get wrong.
 """
@@ -21,7 +21,7 @@ import pytest
 from kvtrial import build, contract
 from kvtrial.build import ROOT
 from kvtrial.contract import StoreSpec
-from kvtrial.hot import native
+from kvtrial.hot import native, paged
 from kvtrial.measure import allocations
 
 if native.K3.not_built is not None:
@@ -30,9 +30,19 @@ if native.K3.not_built is not None:
 from kvtrial.hot import _rust
 
 
-def open_store(*, poison: bool = False, **changes: Any) -> Any:
+@pytest.fixture(params=["fp32", "fp32t"])
+def form(request: pytest.FixtureRequest) -> Any:
+    """How rows are stored: K as it was appended, or transposed within the page."""
+    return request.param
+
+
+#: A score over transposed K is one chain of head_dim additions; by rows it is eight short ones.
+ATOL = {"fp32": 3e-6, "fp32t": 1e-5}
+
+
+def open_store(*, form: str = "fp32", poison: bool = False, **changes: Any) -> Any:
     shape = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 59, "budget_bytes": 1 << 22}
-    return _rust.Store(StoreSpec(**(shape | changes)), debug_poison=poison)
+    return _rust.Store(StoreSpec(**(shape | changes)), format=form, debug_poison=poison)
 
 
 def rows(store: Any, n: int, seed: int = 0) -> Any:
@@ -63,9 +73,12 @@ def softmax_attention(q: Any, k: Any, v: Any, scale: float) -> Any:
 
 @pytest.mark.parametrize("heads", [(9, 3), (14, 2), (4, 1), (16, 1), (3, 3)])
 @pytest.mark.parametrize("head_dim", [1, 59, 64, 256])
-def test_attention_is_the_softmax_of_all_rows(heads: tuple[int, int], head_dim: int) -> None:
+def test_attention_is_the_softmax_of_all_rows(
+    heads: tuple[int, int], head_dim: int, form: str
+) -> None:
     for page_tokens, n in ((16, 1), (16, 333), (64, 130)):
         store = open_store(
+            form=form,
             layers=1,
             q_heads=heads[0],
             kv_heads=heads[1],
@@ -78,12 +91,14 @@ def test_attention_is_the_softmax_of_all_rows(heads: tuple[int, int], head_dim: 
         q = np.random.default_rng(1).standard_normal((heads[0], head_dim), np.float32)
         out = np.full_like(q, np.nan)
         session.attend(0, q, out, 0.2)
-        np.testing.assert_allclose(out, softmax_attention(q, k, v, 0.2), atol=3e-6)
+        np.testing.assert_allclose(out, softmax_attention(q, k, v, 0.2), atol=ATOL[form])
         store.close()
 
 
-def test_spans_and_holes_merge_to_one_softmax() -> None:
-    store = open_store(layers=1, q_heads=14, kv_heads=2, head_dim=64, budget_bytes=1 << 24)
+def test_spans_and_holes_merge_to_one_softmax(form: str) -> None:
+    store = open_store(
+        form=form, layers=1, q_heads=14, kv_heads=2, head_dim=64, budget_bytes=1 << 24
+    )
     session = store.open_session(position_holes_allowed=True)
     n = 3333  # four spans, the last of them short
     k, v = rows(store, n)
@@ -94,16 +109,16 @@ def test_spans_and_holes_merge_to_one_softmax() -> None:
     q = np.random.default_rng(2).standard_normal((14, 64), np.float32)
     out = np.full_like(q, np.nan)
     session.attend(0, q, out, 0.3)
-    np.testing.assert_allclose(out, softmax_attention(q, k[kept], v[kept], 0.3), atol=3e-6)
+    np.testing.assert_allclose(out, softmax_attention(q, k[kept], v[kept], 0.3), atol=ATOL[form])
     parts = [session.attend_partial(0, q, 0.3, positions=p) for p in ((0, 1500), (1500, 1 << 40))]
-    np.testing.assert_allclose(contract.merge(parts), out, atol=3e-6)
+    np.testing.assert_allclose(contract.merge(parts), out, atol=ATOL[form])
 
 
 @pytest.mark.parametrize("n", [300, 5000])
-def test_threads_share_the_work_and_change_no_bit(n: int) -> None:
+def test_threads_share_the_work_and_change_no_bit(n: int, form: str) -> None:
     seen = set()
     for threads in (1, 2, 3):
-        store = open_store(layers=1, budget_bytes=1 << 23, threads=threads)
+        store = open_store(form=form, layers=1, budget_bytes=1 << 23, threads=threads)
         session = store.open_session()
         fill(session, 0, n)
         q = np.random.default_rng(5).standard_normal((9, 6, 59), np.float32)
@@ -112,13 +127,13 @@ def test_threads_share_the_work_and_change_no_bit(n: int) -> None:
         session.attend_block(0, q, block, 0.3)
         seen.add(out.tobytes() + block.tobytes())
         np.testing.assert_allclose(
-            out, softmax_attention(q[0], *session.read(0, np.arange(n)), 0.3), atol=3e-6
+            out, softmax_attention(q[0], *session.read(0, np.arange(n)), 0.3), atol=ATOL[form]
         )
     assert len(seen) == 1
 
 
-def test_a_block_sees_no_later_row_even_if_it_holds_inf() -> None:
-    store = open_store(layers=1)
+def test_a_block_sees_no_later_row_even_if_it_holds_inf(form: str) -> None:
+    store = open_store(form=form, layers=1)
     session = store.open_session()
     k, v = rows(store, 40)
     v[39] = np.inf
@@ -128,15 +143,15 @@ def test_a_block_sees_no_later_row_even_if_it_holds_inf() -> None:
     session.attend_block(0, q, out, 0.3)
     for i in range(20):
         right = softmax_attention(q[i], k[: 20 + i], v[: 20 + i], 0.3)
-        np.testing.assert_allclose(out[i], right, atol=3e-6)
+        np.testing.assert_allclose(out[i], right, atol=ATOL[form])
     assert np.isposinf(out[20]).all()
 
 
-def test_rows_without_content_never_show() -> None:
+def test_rows_without_content_never_show(form: str) -> None:
     """A poisoned pool, with NaN wherever nothing is stored, gives the clean pool's bits."""
     seen = []
     for poison in (False, True):
-        store = open_store(poison=poison)
+        store = open_store(form=form, poison=poison)
         session = store.open_session(position_holes_allowed=True)
         fill(session, 0, 37)
         branch = session.begin_branch()
@@ -211,8 +226,8 @@ def test_the_kernel_reads_pages_that_another_owner_holds(group: int, head_dim: i
 # --- sessions ---------------------------------------------------------------------------------------
 
 
-def test_a_branch_that_gave_its_fork_page_back_still_commits_the_parents_rows() -> None:
-    store = open_store(layers=1)
+def test_a_branch_that_gave_its_fork_page_back_still_commits_the_parents_rows(form: str) -> None:
+    store = open_store(form=form, layers=1)
     session = store.open_session(position_holes_allowed=True)
     fill(session, 0, 21)
     k, v = rows(store, 21)
@@ -472,3 +487,16 @@ def test_the_candidates_differ_in_owner_alone() -> None:
     assert (k3.language, k3.owner, k4.language, k4.owner) == ("Rust", "Rust", "Rust", "Cython")
     assert k3.layout == k4.layout and k3.profile is k4.profile
     assert k3.missing_capabilities == k4.missing_capabilities == ()
+
+
+def test_each_rust_arm_has_its_cython_twin_s_layout() -> None:
+    for ours, theirs in ((native.K3, paged.K1), (native.K4, paged.K1), (native.K3T, paged.K1T)):
+        assert (ours.layout, ours.profile) == (theirs.layout, theirs.profile)
+        assert ours.capabilities == theirs.capabilities
+    assert (native.K3T.language, native.K3T.owner) == ("Rust", "Rust")
+    assert native.K3T.layout != native.K3.layout
+
+
+def test_a_format_that_is_not_there_is_named() -> None:
+    with pytest.raises(contract.InvalidArgument, match="format is 'fp16'; allowed: fp32, fp32t"):
+        open_store(form="fp16")

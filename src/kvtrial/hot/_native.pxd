@@ -15,6 +15,10 @@ cdef extern from "kvtrial_native.h":
     ctypedef struct kvn_handle:
         uint64_t generation
         uint32_t slot
+    ctypedef struct kvn_rows:
+        float *k
+        float *v
+        size_t k_element, k_slot, v_slot, head
     ctypedef struct kvn_call:
         const float *q
         int64_t q_heads, first_head
@@ -32,7 +36,7 @@ cdef extern from "kvtrial_native.h":
     int64_t kvn_page_nbytes(int64_t heads, int64_t dim, int64_t page_tokens) nogil
     int kvn_open(
         int64_t layers, int64_t heads, int64_t group, int64_t dim, int64_t page_tokens,
-        int64_t base, int64_t pages, int poison, kvn_store **store, kvn_fault *,
+        int transposed, int64_t base, int64_t pages, int poison, kvn_store **store, kvn_fault *,
     ) nogil
     void kvn_free(kvn_store *) nogil
     int kvn_open_session(kvn_store *, int, kvn_handle *, kvn_fault *) nogil
@@ -46,7 +50,7 @@ cdef extern from "kvtrial_native.h":
         kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, kvn_fault *
     ) nogil
     int kvn_reserve(
-        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, float **, kvn_fault *
+        kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, kvn_rows *, kvn_fault *
     ) nogil
     int kvn_commit(kvn_store *, kvn_handle, int64_t, const int64_t *, int64_t, kvn_fault *) nogil
     int kvn_read(

@@ -1,4 +1,4 @@
-"""K3's store and session: thin wrappers around the Rust library, one call a verb.
+"""The store and session of K3 and K3T: thin wrappers around the Rust library, one call a verb.
 
 Arguments are checked here and turned into pointers; positions, steps and pages are checked behind
 the boundary, whose codes become the errors of the contract here. The interpreter lock is held: the
@@ -149,16 +149,20 @@ cdef class _Memory:
 
 
 cdef class Store:
-    """K3: pool, bookkeeping and kernel in Rust.
+    """K3 and K3T: pool, bookkeeping and kernel in Rust.
 
     Parameters
     ----------
     spec : StoreSpec
+    format : str
+        How rows are stored: "fp32", or "fp32t" with K transposed within the page.
     debug_poison : bool
         Debug switch: rows without content are NaN, so that a use of one shows.
 
     Raises
     ------
+    InvalidArgument
+        There is no such format.
     PoolExhausted
         The budget or its ledger has no room for a page.
     """
@@ -171,10 +175,12 @@ cdef class Store:
     # Filled by the call that failed last: a store serves one call at a time.
     cdef kvn_fault fault
     # The spec's shape as integers of the machine: `heads` and `first_head` are this store's share.
-    cdef int64_t q_heads, heads, first_head, dim, stride, page_tokens, base, threads
+    cdef int64_t q_heads, heads, first_head, dim, page_tokens, base, threads
 
-    def __init__(self, spec, *, bint debug_poison=False):
+    def __init__(self, spec, *, str format="fp32", bint debug_poison=False):
         cdef _Memory memory = _Memory()
+        if format not in ("fp32", "fp32t"):
+            raise InvalidArgument(f"format is {format!r}; allowed: fp32, fp32t")
         self.spec = spec
         self.q_heads, self.heads, self.dim = spec.q_heads, spec.local_kv_heads, spec.head_dim
         self.first_head = spec.heads[0] * spec.group
@@ -183,10 +189,9 @@ cdef class Store:
         self.page_nbytes = kvn_page_nbytes(self.heads, self.dim, self.page_tokens)
         self.pages_total = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
         self.row_bytes = self.page_nbytes // self.page_tokens
-        self.stride = self.row_bytes // (8 * self.heads)
-        # As the Cython pool names it: a page of K1 is a page of K3.
+        # As the Cython pool names it: a page of K1 is a page of K3, one of K1T one of K3T.
         self.page_format = (
-            f"fp32/head-major/P{self.page_tokens}/H{self.heads}/D{self.dim}"
+            f"{format}/head-major/P{self.page_tokens}/H{self.heads}/D{self.dim}"
         )
         if self.pages_total < 1:
             raise PoolExhausted(
@@ -194,12 +199,15 @@ cdef class Store:
                 "at least that"
             )
         self._ledger = spec.ledger or MemoryLedger(spec.budget_bytes)
-        self._reservation = self._ledger.reserve("K3", self.pages_total * self.page_nbytes)
+        self._reservation = self._ledger.reserve(
+            self.page_format, self.pages_total * self.page_nbytes
+        )
         try:
             check(
                 kvn_open(
-                    spec.layers, self.heads, spec.group, self.dim, self.page_tokens, self.base,
-                    self.pages_total, debug_poison, &memory.handle, &self.fault,
+                    spec.layers, self.heads, spec.group, self.dim, self.page_tokens,
+                    format == "fp32t", self.base, self.pages_total, debug_poison, &memory.handle,
+                    &self.fault,
                 ),
                 &self.fault,
             )
@@ -307,23 +315,21 @@ cdef class Session:
         """Writable K and V views (n, H_kv, D) inside the page, or None."""
         cdef kvn_store *native = self.store.native()
         cdef int64_t lay = integer(layer, "layer")
-        cdef int64_t tile = self.store.page_tokens * self.store.stride
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0)
         cdef const int64_t *at = <const int64_t *>cnp.PyArray_DATA(where)
-        cdef float *k = NULL
+        cdef kvn_rows rows
         cdef cnp.npy_intp[3] shape
         cdef cnp.npy_intp[3] strides
-        check(kvn_reserve(native, self.handle, lay, at, n, &k, self.fault), self.fault)
-        if k is NULL:
+        check(kvn_reserve(native, self.handle, lay, at, n, &rows, self.fault), self.fault)
+        if rows.k is NULL:
             return None
         shape[0], shape[1], shape[2] = n, self.store.heads, self.store.dim
-        strides[0], strides[1], strides[2] = 4 * self.store.stride, 8 * tile, 4
+        strides[0], strides[1], strides[2] = 4 * rows.k_slot, 4 * rows.head, 4 * rows.k_element
         memory = self.store.memory
-        return (
-            memory.view(k, 3, shape, strides, cnp.NPY_FLOAT32, True),
-            memory.view(k + tile, 3, shape, strides, cnp.NPY_FLOAT32, True),
-        )
+        k = memory.view(rows.k, 3, shape, strides, cnp.NPY_FLOAT32, True)
+        strides[0], strides[2] = 4 * rows.v_slot, 4
+        return k, memory.view(rows.v, 3, shape, strides, cnp.NPY_FLOAT32, True)
 
     def commit_slot(self, layer, positions):
         """Make the reserved rows valid."""

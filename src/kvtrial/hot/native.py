@@ -1,22 +1,24 @@
-"""K3 (Rust pool and kernel) and K4 (Cython pool, Rust kernel): does the language matter?
+"""K3 and K3T (Rust pool and kernel) and K4 (Cython pool, Rust kernel): does the language matter?
 
-Both have K1's layout and algorithm. Where the Rust library was not built they stay registered and
-say why they can't be opened.
+Each has the layout and algorithm of its Cython twin: K3 and K4 of K1, K3T of K1T. Where the Rust library
+was not built they stay registered and say why they can't be opened.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from kvtrial import build
 from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
-from kvtrial.hot.paged import open_paged
+from kvtrial.hot.paged import K1, K1T, open_paged
 
 
-def _open_k3(spec: StoreSpec) -> KVStore:
+def _open_rust(spec: StoreSpec, *, format: str = "fp32") -> KVStore:
     import kvtrial.hot._rust as _rust
 
-    return _rust.Store(spec, debug_poison=poison_wanted())
+    store: KVStore = _rust.Store(spec, format=format, debug_poison=poison_wanted())
+    return store
 
 
 def _open_k4(spec: StoreSpec) -> KVStore:
@@ -32,10 +34,18 @@ K3 = Candidate(
     profile=Profile.FP32,
     language="Rust",
     owner="Rust",
-    layout="paged [kv_head][token][head_dim]",
+    layout=K1.layout,
     capabilities=frozenset(Capability),
-    open=_open_k3,
+    open=_open_rust,
     not_built=build.why_missing("kvtrial.hot._rust", "rust"),
 )
 
 K4 = replace(K3, name="K4", title="Cython pool, Rust kernel", owner="Cython", open=_open_k4)
+
+K3T = replace(
+    K3,
+    name="K3T",
+    title="Rust pool and kernel, K transposed",
+    layout=K1T.layout,
+    open=partial(_open_rust, format="fp32t"),
+)

@@ -1,0 +1,122 @@
+"""K3T beside K1T: the same pages and views, and a kernel that is right for any group, width and page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtrial.contract import StoreSpec
+from kvtrial.hot import native, paged
+
+if native.K3T.not_built is not None:
+    pytest.skip(f"the Rust library is not there: {native.K3T.not_built}", allow_module_level=True)
+
+from kvtrial.hot import _rust
+
+
+def normal(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def right_attention(q: Any, k: Any, v: Any, scale: float) -> Any:
+    """(H_q, D) in float64: the softmax of q over k, v (N, H_kv, D)."""
+    heads = np.arange(len(q)) // (len(q) // k.shape[1])
+    scores = np.einsum("hd,nhd->hn", q.astype(np.float64), k[:, heads].astype(np.float64)) * scale
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return np.einsum("hn,nhd->hd", weights, v[:, heads].astype(np.float64))
+
+
+@pytest.mark.parametrize("page_tokens", [16, 32, 64])
+def test_a_page_is_that_of_the_cython_twin_byte_by_byte(page_tokens: int) -> None:
+    spec = StoreSpec(1, 4, 2, 20, page_tokens=page_tokens, budget_bytes=1 << 18)
+    ours, theirs = native.K3T.open(spec), paged.K1T.open(spec)
+    assert ours.page_format == theirs.page_format
+    assert (ours.row_bytes, ours.page_nbytes) == (theirs.row_bytes, theirs.page_nbytes)
+    k, v = normal(1, page_tokens + 3, 2, 20), normal(2, page_tokens + 3, 2, 20)
+    sessions = [store.open_session() for store in (ours, theirs)]
+    for session in sessions:
+        session.append(0, np.arange(len(k)), k, v)
+    for index in range(2):
+        one, other = (bytes(session.page_bytes(0, index)) for session in sessions)
+        assert one == other
+    # 20 elements are padded to 24: K with rows behind its own.
+    page = np.frombuffer(sessions[0].page_bytes(0, 0), np.float32).reshape(2, 2, -1)
+    for head in range(2):
+        tile = page[head, 0].reshape(24, page_tokens)
+        assert np.array_equal(tile[:20], k[:page_tokens, head].T)
+
+
+@pytest.mark.parametrize("page_tokens", [16, 32, 64])
+@pytest.mark.parametrize("group", range(1, 17))
+def test_any_group_and_any_head_dim(group: int, page_tokens: int) -> None:
+    """With NaN in all padding, in holes, and behind the end: nothing of it shows."""
+    n, hidden = 3 * page_tokens + 5, [0, 1, 7, page_tokens + 2, 3 * page_tokens + 4]
+    kept = np.setdiff1d(np.arange(n), hidden)
+    for head_dim in (1, 7, 8, 20, 31, 40, 59, 64, 256):
+        spec = StoreSpec(1, 2 * group, 2, head_dim, page_tokens=page_tokens, budget_bytes=1 << 21)
+        store = _rust.Store(spec, format="fp32t", debug_poison=True)
+        session = store.open_session(True)
+        k, v = normal(1, n, 2, head_dim), normal(2, n, 2, head_dim)
+        q = normal(3, 2 * group, head_dim)
+        k[hidden], v[hidden] = np.nan, np.inf
+        session.append(0, np.arange(n), k, v)
+        session.invalidate(0, hidden)
+        out = np.full_like(q, np.nan)
+        session.attend(0, q, out, head_dim**-0.5)
+        right = right_attention(q, k[kept], v[kept], head_dim**-0.5)
+        np.testing.assert_allclose(out, right, atol=3e-6)
+        rows = session.read(0, kept)
+        assert np.array_equal(rows[0], k[kept]) and np.array_equal(rows[1], v[kept])
+        store.close()
+
+
+@pytest.mark.parametrize("group", [1, 3, 7, 16])
+def test_a_causal_block_is_each_of_its_rows(group: int) -> None:
+    """Up to eight rows of the group share a pass: more lanes than a band holds."""
+    n, rows = 70, 19
+    spec = StoreSpec(1, 2 * group, 2, 31, page_tokens=32, budget_bytes=1 << 20)
+    session = native.K3T.open(spec).open_session()
+    k, v, q = normal(1, n, 2, 31), normal(2, n, 2, 31), normal(3, rows, 2 * group, 31)
+    session.append(0, np.arange(n), k, v)
+    out = np.full_like(q, np.nan)
+    session.attend_block(0, q, out, 0.2)
+    for row in range(rows):
+        end = n - rows + 1 + row
+        right = right_attention(q[row], k[:end], v[:end], 0.2)
+        np.testing.assert_allclose(out[row], right, atol=3e-6)
+
+
+def test_a_valid_row_that_is_not_finite_shows_as_in_the_cython_twin() -> None:
+    k, v, q = normal(1, 40, 2, 20), normal(2, 40, 2, 20), normal(3, 6, 20)
+    k[7, 0, 3], v[9, 1, 5], v[11, 1, 19] = np.nan, np.inf, np.nan
+    shown = []
+    for candidate in (paged.K1T, native.K3T):
+        session = candidate.open(StoreSpec(1, 6, 2, 20, budget_bytes=1 << 18)).open_session()
+        session.append(0, np.arange(40), k, v)
+        out = np.empty_like(q)
+        session.attend(0, q, out, 0.2)
+        shown.append(out)
+    assert np.isnan(shown[1][:3]).all() and np.isfinite(shown[1][3:, :5]).all()
+    assert np.isposinf(shown[1][3:, 5]).all() and np.isnan(shown[1][3:, 19]).all()
+    assert np.allclose(*shown, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("page_tokens", [16, 64])
+def test_views_are_the_rows_of_the_page(page_tokens: int) -> None:
+    """Elements of a K row lie a page's tokens apart; its neighbours are not touched."""
+    spec = StoreSpec(1, 4, 2, 20, page_tokens=page_tokens, budget_bytes=1 << 18)
+    direct, appended = (native.K3T.open(spec).open_session() for _ in range(2))
+    k, v = normal(1, 12, 2, 20), normal(2, 12, 2, 20)
+    for session, rows in ((direct, 3), (appended, 12)):
+        session.append(0, np.arange(rows), k[:rows], v[:rows])
+    for start, stop in ((3, 4), (4, 9), (9, 12)):
+        k_view, v_view = direct.reserve_slot(0, np.arange(start, stop))
+        assert k_view.shape == v_view.shape == (stop - start, 2, 20)
+        assert k_view.strides == (4, 2 * page_tokens * 96, 4 * page_tokens)
+        assert v_view.strides == (96, 2 * page_tokens * 96, 4)
+        k_view[...], v_view[...] = k[start:stop], v[start:stop]
+        direct.commit_slot(0, np.arange(start, stop))
+    assert bytes(direct.page_bytes(0, 0)) == bytes(appended.page_bytes(0, 0))
