@@ -183,12 +183,12 @@ def c_compiler(text: str) -> Finding:
 
 
 def rustc(text: str, missing: str) -> Finding:
-    """The compiler of K3 and K4; ``missing`` is why the last build did without."""
+    """The compiler of K3, K4 and K3T; ``missing`` is why the last build did without."""
     return _optional_compiler(
         "rustc",
         text,
         missing,
-        "K3 and K4",
+        "K3, K4 and K3T",
         "the trial chooses among the Cython arms: install Rust (Debian, Ubuntu: apt install rustc)",
     )
 

@@ -70,9 +70,9 @@ def _hot(name: str, arms: tuple[str, ...], file: str, old: str, new: str, test: 
     return Mutant(name, arms, file, old, new, _suite(test, *arms))
 
 
-_K3, _K1T = ("K3",), ("K1T",)
-_CYTHON_KERNEL, _RUST_KERNEL = ("K1", "K1T"), ("K3", "K4")
-_CYTHON_POOL = ("K1", "K4", "K1T")
+_K1T, _K3T = ("K1T",), ("K3T",)
+_CYTHON_KERNEL, _RUST_KERNEL = ("K1", "K1T"), ("K3", "K3T", "K4")
+_CYTHON_POOL, _RUST_POOL = ("K1", "K4", "K1T"), ("K3", "K3T")
 _PAGES, _PAGED = "src/kvtrial/hot/_pages.pyx", "src/kvtrial/hot/_paged.pyx"
 _TILE, _PANEL = "src/kvtrial/hot/_tile.pxd", "src/kvtrial/hot/_kernels_panel_simd.pyx"
 _ATTEND = "src/kvtrial/hot/_attend.pyx"
@@ -169,7 +169,7 @@ HOT = [
     ),
     _hot(
         "generation: any owner of the slot will do (Rust)",
-        _K3,
+        _RUST_POOL,
         _RUST_STORE,
         " && session.generation == generation",
         "",
@@ -177,7 +177,7 @@ HOT = [
     ),
     _hot(
         "copy-on-write test: a shared page is written (Rust)",
-        _K3,
+        _RUST_POOL,
         _RUST_STORE,
         "if id != NO_PAGE && !self.pool.is_shared(id) {",
         "if id != NO_PAGE {",
@@ -185,7 +185,7 @@ HOT = [
     ),
     _hot(
         "page index: a row at a page's end is put into the next page (Rust)",
-        _K3,
+        _RUST_POOL,
         "rust/src/pool.rs",
         "(position as usize / self.page_tokens, position as usize % self.page_tokens)",
         "((position as usize + 1) / self.page_tokens, position as usize % self.page_tokens)",
@@ -209,10 +209,26 @@ HOT = [
     ),
     _hot(
         "softmax rescale: spans are joined without it (Rust)",
-        _K3,
+        _RUST_POOL,
         _RUST_ATTEND,
         "let weight = exp(",
         "let weight = 1.0 + 0.0 * exp(",
+        "AttentionMatchesReferenceInterpreter",
+    ),
+    _hot(
+        "hole mask: V rows are added whatever the mask says (Rust)",
+        _K3T,
+        "rust/src/panel_kernel.rs",
+        "let mut left = self.mask;",
+        "let mut left = low_bits(self.tokens);",
+        "AttentionMasksHoles",
+    ),
+    _hot(
+        "page index: elements of a transposed K row are not where the kernel reads them (Rust)",
+        _K3T,
+        "rust/src/pool.rs",
+        "(shape.page_tokens, 1)",
+        "(shape.page_tokens - 1, 1)",
         "AttentionMatchesReferenceInterpreter",
     ),
     _hot(
