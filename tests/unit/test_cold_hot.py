@@ -116,3 +116,17 @@ def test_k1_and_k1t_never_see_each_other_s_pages(kind, tmp_path):
             cold.restore(np.arange(ROWS), other.open_session())
     with cold_for(kind, tmp_path / "cold", other) as cold:
         assert cold.restore(np.arange(ROWS), other.open_session()) == 0
+
+
+@pytest.mark.parametrize(("one", "other"), [("K1", "K3"), ("K1T", "K3T"), ("K3T", "K1T")])
+def test_an_arm_restores_the_pages_of_its_twin_in_the_other_language(kind, one, other, tmp_path):
+    theirs, ours = opened(one), opened(other)
+    session, back = filled(one, theirs), ours.open_session()
+    with cold_for(kind, tmp_path / "cold", theirs) as cold:
+        cold.spill(session, np.arange(ROWS))
+    with cold_for(kind, tmp_path / "cold", ours) as cold:
+        assert cold.restore(np.arange(ROWS), back) == ROWS
+    at = np.arange(ROWS)
+    for layer in range(2):
+        for restored, spilled in zip(back.read(layer, at), session.read(layer, at)):
+            assert restored.tobytes() == spilled.tobytes()

@@ -83,7 +83,7 @@ def test_every_incumbent_counts_not_only_k1() -> None:
 def test_a_challenger_has_to_beat_k1t_too() -> None:
     verdict = run(flat(**BASE, K1T=20.5, K3=20.0))
     assert (verdict.outcome, verdict.adopted) == (KEEP, "K1T")
-    assert "against K1T at 4096" in verdict.data["hot"]["reason"]
+    assert "against K1T (layouts differ) at 4096" in verdict.data["hot"]["reason"]
 
 
 def test_keep_adopts_the_best_arm_that_can_win() -> None:
@@ -96,7 +96,7 @@ def test_keep_adopts_the_best_arm_that_can_win() -> None:
 def test_the_fixed_sequence_ends_at_the_first_challenger_in_the_trial() -> None:
     verdict = run(flat(**BASE, K3=22.0, K4=10.0))
     assert verdict.outcome == KEEP
-    assert "K4 not tested" in verdict.data["hot"]["reason"]
+    assert "K4, K3T not tested" in verdict.data["hot"]["reason"]
 
 
 def test_the_next_challenger_is_tested_when_the_first_is_out() -> None:
@@ -118,6 +118,22 @@ def test_without_clang_its_own_column_is_missing_and_no_more() -> None:
     assert told[0] - told[1] == {"H6c", "H6l"}
 
 
+def test_the_transposed_rust_arm_is_last_in_the_sequence() -> None:
+    out = {"K3": "no pool", "K4": "no kernel"}
+    verdict = run(flat(**BASE, K1T=11.0, K3T=10.0), not_built=out)
+    assert (verdict.outcome, verdict.adopted) == (ADOPT, "K3T")  # exactly 10% over its twin
+    slower = run(flat(**BASE, K1T=10.9, K3T=10.0), not_built=out)
+    assert (slower.outcome, slower.adopted) == (KEEP, "K1T")
+    assert "K3T: against K1T at 4096" in slower.data["hot"]["reason"]
+    differ = {
+        (c["challenger"], c["incumbent"]): c["layouts_differ"]
+        for c in slower.data["hot"]["contrasts"]
+    }
+    assert (differ["K3T", "K1T"], differ["K3T", "K1"]) == (False, True)
+    hypotheses = {h["id"]: h["layouts_differ"] for h in slower.data["hypotheses"]}
+    assert (hypotheses["H3t"], hypotheses["H6t"]) == (True, False)
+
+
 def test_without_rust_cython_stays() -> None:
     verdict = run(flat(**BASE), not_built={"K3": "no rustc", "K4": "no rustc"})
     assert (verdict.outcome, verdict.adopted) == (KEEP, "K1")
@@ -127,7 +143,7 @@ def test_without_rust_cython_stays() -> None:
 def test_outcomes_retire_what_the_rule_says() -> None:
     assert run(flat(**BASE, K3=11.0)).data["hot"]["retired"] == ["K0"]
     assert run(flat(**BASE, K3=11.0)).data["hot"]["reference"] == "K1"
-    assert run(flat(**BASE, K3=22.0)).data["hot"]["retired"] == ["K3", "K4"]
+    assert run(flat(**BASE, K3=22.0)).data["hot"]["retired"] == ["K3", "K4", "K3T"]
 
 
 def test_a_failed_conformance_test_makes_a_fast_arm_ineligible_and_listed() -> None:

@@ -107,7 +107,7 @@ def test_keeping_cython_retires_the_rust_arms(tmp_path):
     run_dir = finished_run(tmp_path, RUST_TIES)
     write_verdict(run_dir)
     chosen = adopted(run_dir, tmp_path)[machine.machine_class()]
-    assert (chosen["default"], chosen["retired"]) == ("K1", ["K3", "K4"])
+    assert (chosen["default"], chosen["retired"]) == ("K1", ["K3", "K3T", "K4"])
 
 
 def test_nothing_is_adopted_from_an_inconclusive_verdict(tmp_path):

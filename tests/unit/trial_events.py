@@ -12,7 +12,10 @@ from kvtrial import events, protocol
 ROOT = Path(__file__).resolve().parents[2]
 REGISTERED = protocol.load(ROOT / "config" / "protocol.yaml")
 PROFILES = {"K2": "fp16", "K5": "q8_0"}
-LAYOUTS = {"K0": "flat", "A1": "flat"}
+_TRANSPOSED = "paged, K transposed"
+LAYOUTS = {"K0": "flat", "A1": "flat", "K1T": _TRANSPOSED, "K3T": _TRANSPOSED}
+#: Most trials here are from before these arms; one without times would leave them open.
+_LATER = ("K1T", "K3T")
 
 
 def row(stage: str, metric: str, registration: dict[str, Any] = REGISTERED, **columns: Any) -> Any:
@@ -44,9 +47,8 @@ def trial(
     probe before and after, GB/s. ``tokens``: candidate → tokens of the one parity prompt.
     """
     rows: list[dict[str, Any]] = []
-    if "K1T" not in step_ms:
-        # Most trials here are from before it; an incumbent without times would leave them open.
-        not_built = {"K1T": "not in this trial", **(not_built or {})}
+    later = {name: "not in this trial" for name in _LATER if name not in step_ms}
+    not_built = {**later, **(not_built or {})}
 
     def add(stage: str, metric: str, **columns: Any) -> None:
         rows.append({**common[stage], "metric": metric, **columns})
