@@ -31,7 +31,12 @@ def test_every_fault_is_put_into_every_contender() -> None:
     covered = {(mutant.name.split(":")[0], arm) for mutant in HOT for arm in mutant.arms}
     contenders = ("K1", "K1T", "K3", "K3T", "K4")
     assert covered == {(fault, arm) for fault in KERNEL_FAULTS for arm in contenders}
-    assert {mutant.name.split(":")[0] for mutant in COLD} == {"fsync", "truncation", "checksum"}
+    assert {mutant.name.split(":")[0] for mutant in COLD} == {
+        "fsync",
+        "truncation",
+        "checksum",
+        "reading",
+    }
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
