@@ -42,6 +42,7 @@ def save_figure(figure: Figure, stem: str, folder: Path) -> str:
     # No date and a fixed salt: the same events give the same bytes.
     with plt.rc_context({"svg.hashsalt": stem, "svg.fonttype": "path"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
+    figure.set_layout_engine("none")  # it is laid out: once takes long enough
     figure.savefig(folder / f"{stem}.png", dpi=144)
     plt.close(figure)
     (folder / f"{stem}.svg").write_text(text.getvalue(), encoding="utf-8")

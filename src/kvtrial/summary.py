@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from kvtrial import events, labels
@@ -178,10 +179,10 @@ def _cell(row: dict[str, Any]) -> str:
 #: Logged value by value, in the order in which they were taken; the rest as one number an arm.
 SERIES = ("m2/step_ms", "m2/attention_ms", "m1/attention_ms", "direct/step_ms")
 #: How a metric of many values becomes one number, where that is not their median.
-_AS_ONE = {
-    "parity/kld": "mean",
-    "parity/top1_agrees": "mean",
-    "parity/max_abs_logit_difference": "max",
+_AS_ONE: dict[str, Callable[[Any], Any]] = {
+    "parity/kld": np.mean,
+    "parity/top1_agrees": np.mean,
+    "parity/max_abs_logit_difference": np.max,
 }
 _MEANINGLESS_AS_ONE = ("parity/token", "conformance/outcome", "attempt/complete")
 
@@ -206,12 +207,12 @@ def arm_metrics(rows: pd.DataFrame, sessions: int) -> list[tuple[str, float, int
     # The text of a number says which of two ways was measured.
     for (metric, way), own in numbers.sort_values(["block", "index"]).groupby(["metric", "text"]):
         name = events.METRIC_CHARACTERS.sub("_", f"{metric}.{way}" if way else str(metric))
-        values = own["value"]
+        values = own["value"].to_numpy(np.float64)
         if metric in SERIES:
-            found += [(name, value, step) for step, value in enumerate(values)]
-            found += [(f"{name}.p{q}", float(values.quantile(q / 100)), 0) for q in (50, 95)]
+            found += [(name, value, step) for step, value in enumerate(values.tolist())]
+            found += [(f"{name}.p{q}", float(np.percentile(values, q)), 0) for q in (50, 95)]
         else:
-            found.append((name, float(values.agg(_AS_ONE.get(str(metric), "median"))), 0))
+            found.append((name, float(_AS_ONE.get(str(metric), np.median)(values)), 0))
     steps = numbers.loc[numbers["metric"] == "m2/step_ms", "value"]
     if steps.sum() > 0:
         found.append(("m2/tokens_per_s", len(steps) * sessions / (steps.sum() / 1000.0), 0))

@@ -42,10 +42,8 @@ def log_attempt(
             machine=store.machine,
         )
         # Tags are searched, params are compared: the charts offer both as axes.
-        store.params(
-            run_id, {key: value for key, value in of.items() if value} | {"model": store.model}
-        )
-        store.metrics(run_id, summary.arm_metrics(own, int(sessions)), table)
+        params = {key: value for key, value in of.items() if value} | {"model": store.model}
+        store.metrics(run_id, summary.arm_metrics(own, int(sessions)), table, params)
         if stage == "conformance":
             store.artifact(run_id, store.run_dir / "conformance" / f"{name}.json")
         why = own.loc[own["metric"].isin(["failed", "not_run"]), "text"]

@@ -28,7 +28,8 @@ EXPERIMENT = "kvtrial"
 KIND = {"mlflow.experimentKind": "custom_model_development"}
 REBUILD = "python -m kvtrial.tracking rebuild RESULTS"
 MAX_PARAM, MAX_TAG = 6000, 8000
-_BATCH = 1000
+#: Entries of a request at most, and metrics of one that has params too.
+_BATCH, _FIRST = 1000, 900
 #: Tag of a trial's run, by stage: that stage's newest run.
 RUN_OF = "kvtrial.run_of."
 #: How long another program may hold the database before we go on without it.
@@ -150,9 +151,7 @@ class Store:
 
     def params(self, run: str, values: dict[str, str]) -> None:
         """Params, each cut to what MLflow takes."""
-        from mlflow.entities import Param
-
-        listed = [Param(k, v[:MAX_PARAM]) for k, v in values.items()]
+        listed = _params(values)
         for start in range(0, len(listed), 100):
             self.client.log_batch(run, params=listed[start : start + 100])
 
@@ -164,14 +163,24 @@ class Store:
         for start in range(0, len(listed), 100):
             self.client.log_batch(run, tags=listed[start : start + 100])
 
-    def metrics(self, run: str, rows: list[tuple[str, float, int]], at: Path | None = None) -> None:
+    def metrics(
+        self,
+        run: str,
+        rows: list[tuple[str, float, int]],
+        at: Path | None = None,
+        params: dict[str, str] | None = None,
+    ) -> None:
         """(name, value, step) rows, dated by the file that they come from, so that the same file
-        logged again adds nothing; what is not finite becomes a tag, never a metric."""
+        logged again adds nothing; what is not finite becomes a tag, never a metric. A few params go in
+        one request with them: an attempt has dozens of runs."""
         from mlflow.entities import Metric
 
         when = int(at.stat().st_mtime * 1000) if at is not None else 0
         listed = [Metric(n, value, when, step) for n, value, step in rows if math.isfinite(value)]
-        for start in range(0, len(listed), _BATCH):
+        beside = _params(params or {})
+        if listed or beside:
+            self.client.log_batch(run, metrics=listed[:_FIRST], params=beside)
+        for start in range(_FIRST, len(listed), _BATCH):
             self.client.log_batch(run, metrics=listed[start : start + _BATCH])
         odd = {f"not_finite.{n}": str(value) for n, value, _ in rows if not math.isfinite(value)}
         self.tags(run, odd)
@@ -196,6 +205,12 @@ def _refuse_unwritable(database: Path) -> None:
             connection.rollback()
     except sqlite3.Error as error:
         raise StoreUnusable(f"{database}: {error}") from None
+
+
+def _params(values: dict[str, str]) -> list[Any]:
+    from mlflow.entities import Param
+
+    return [Param(key, value[:MAX_PARAM]) for key, value in values.items()]
 
 
 def _datasets() -> list[Any]:
