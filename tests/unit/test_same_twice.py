@@ -78,7 +78,7 @@ def test_a_spread_of_a_few_percent_never_adopts_without_an_improvement() -> None
 
 
 def test_void_blocks_are_lost_to_the_simulation_too() -> None:
-    """Every second trial is void, so a block of three is lost with 1/8 and most runs with it."""
+    """Every second trial is void, so a block is lost with 1/2 to the power of its trials."""
     first, second = noisy(1.0, [3.0, -3.0] * 6)
     rows = block_rows("aa", "m2/step_ms", {"first": first, "second": second}, context=4096)
     void = [{**r, "trial": 0} for r in rows]
@@ -93,7 +93,8 @@ def test_void_blocks_are_lost_to_the_simulation_too() -> None:
         return float(found["false_adoption"]["adopt_probability"][-1])
 
     whole, lossy = chance(valid), chance([*void, *valid])
-    expected = whole * (1 - 0.5**3) ** 12
+    lost = 0.5 ** REGISTERED["gates"]["max_trials"]
+    expected = whole * (1 - lost) ** 12
     assert lossy == pytest.approx(expected, abs=4 * math.sqrt(whole / SIMULATIONS))
 
 
