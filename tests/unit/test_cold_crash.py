@@ -149,12 +149,14 @@ def test_a_write_can_fail_half_way_and_a_sync_at_all(tmp_path):
     faults.fail(faults.WRITE, faults.SHORT, keep=3)
     attempt(os.pwrite, fd, bytes(100), 0)
     attempt(os.writev, fd, [b"ab", b"cd"])
+    faults.fail(faults.WRITE, faults.SHORT, keep=0)
+    attempt(os.write, fd, b"a short write takes a byte at least")
     faults.fail(faults.ANY, 0)
     attempt(os.fsync, fd)
     elsewhere = os.open(os.devnull, os.O_WRONLY)
     faults.fail(faults.ANY, errno.EIO)
     attempt(os.write, elsewhere, b"not watched")
     """
-    expected = [100, 7, "ENOSPC", 1, "EIO", "EIO", 3, 2, None, 11]
+    expected = [100, 7, "ENOSPC", 1, "EIO", "EIO", 3, 2, 1, None, 11]
     assert python(code, tmp_path) == expected
     assert errno.ENOSPC > 0 > faults.DIE > faults.SHORT

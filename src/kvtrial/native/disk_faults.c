@@ -42,6 +42,9 @@ EXPORT void kvtrial_disk_watch(const char *path, const char *remember)
 
 EXPORT void kvtrial_disk_fail(int kind, int error, long after, long keep)
 {
+    /* A short write takes a byte at least: after one that takes none the caller tries again, for ever. */
+    if (error == SHORT && keep < 1)
+        keep = 1;
     pthread_mutex_lock(&lock);
     plan.kind = kind, plan.error = error, plan.after = after, plan.keep = keep;
     pthread_mutex_unlock(&lock);
