@@ -1,36 +1,67 @@
-"""K3T beside K1T: the same pages and views, and a kernel that is right for any group, width and page."""
+"""K1T and K3T, K transposed within the page: written, read, handed out, and attended to."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvtrial.contract import StoreSpec
+from kvtrial import reference
+from kvtrial.contract import Candidate, KVStore, StoreSpec
 from kvtrial.hot import native, paged
 
-if native.K3T.not_built is not None:
-    pytest.skip(f"the Rust library is not there: {native.K3T.not_built}", allow_module_level=True)
 
-from kvtrial.hot import _rust
+@dataclass(frozen=True)
+class Arm:
+    """An arm, the one that its rows are held against, and how far its attention may be off."""
+
+    candidate: Candidate
+    beside: Candidate
+    atol: float
+
+    def open_poisoned(self, spec: StoreSpec) -> KVStore:
+        """A store whose rows without content are NaN."""
+        if self.candidate is native.K3T:
+            from kvtrial.hot._rust import Store
+        else:
+            from kvtrial.hot._paged import PagedStore as Store
+        store: KVStore = Store(spec, format="fp32t", debug_poison=True)
+        return store
+
+
+K1T = Arm(paged.K1T, paged.K1, 2e-5)
+K3T = Arm(native.K3T, paged.K1T, 3e-6)
+rust = pytest.mark.skipif(
+    native.K3T.not_built is not None, reason=f"K3T is not built: {native.K3T.not_built}"
+)
+both = pytest.mark.parametrize(
+    "arm", [pytest.param(K1T, id="K1T"), pytest.param(K3T, id="K3T", marks=rust)]
+)
 
 
 def normal(seed: int, *shape: int) -> Any:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def right_attention(q: Any, k: Any, v: Any, scale: float) -> Any:
-    """(H_q, D) in float64: the softmax of q over k, v (N, H_kv, D)."""
-    heads = np.arange(len(q)) // (len(q) // k.shape[1])
-    scores = np.einsum("hd,nhd->hn", q.astype(np.float64), k[:, heads].astype(np.float64)) * scale
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    return np.einsum("hn,nhd->hd", weights, v[:, heads].astype(np.float64))
+def test_a_page_is_k_by_element_and_v_by_row() -> None:
+    store = paged.K1T.open(StoreSpec(1, 4, 2, 12, page_tokens=32, budget_bytes=1 << 18))
+    session = store.open_session()
+    k, v = normal(1, 32, 2, 12), normal(2, 32, 2, 12)
+    session.append(0, np.arange(32), k, v)
+    # 12 elements are padded to 16: K with rows behind its own, V with lanes behind its own.
+    page = np.frombuffer(session.page_bytes(0, 0), np.float32).reshape(2, 2, 512)
+    for head in range(2):
+        assert np.array_equal(page[head, 0].reshape(16, 32)[:12], k[:, head].T)
+        assert np.array_equal(page[head, 1].reshape(32, 16)[:, :12], v[:, head])
+    assert store.page_nbytes == page.nbytes
+    assert store.page_format == "fp32t/head-major/P32/H2/D12"
 
 
+@rust
 @pytest.mark.parametrize("page_tokens", [16, 32, 64])
-def test_a_page_is_that_of_the_cython_twin_byte_by_byte(page_tokens: int) -> None:
+def test_a_page_of_rust_is_that_of_its_cython_twin_byte_by_byte(page_tokens: int) -> None:
     spec = StoreSpec(1, 4, 2, 20, page_tokens=page_tokens, budget_bytes=1 << 18)
     ours, theirs = native.K3T.open(spec), paged.K1T.open(spec)
     assert ours.page_format == theirs.page_format
@@ -49,15 +80,16 @@ def test_a_page_is_that_of_the_cython_twin_byte_by_byte(page_tokens: int) -> Non
         assert np.array_equal(tile[:20], k[:page_tokens, head].T)
 
 
+@both
 @pytest.mark.parametrize("page_tokens", [16, 32, 64])
 @pytest.mark.parametrize("group", range(1, 17))
-def test_any_group_and_any_head_dim(group: int, page_tokens: int) -> None:
+def test_any_group_and_any_head_dim(arm: Arm, group: int, page_tokens: int) -> None:
     """With NaN in all padding, in holes, and behind the end: nothing of it shows."""
     n, hidden = 3 * page_tokens + 5, [0, 1, 7, page_tokens + 2, 3 * page_tokens + 4]
     kept = np.setdiff1d(np.arange(n), hidden)
     for head_dim in (1, 7, 8, 20, 31, 40, 59, 64, 256):
         spec = StoreSpec(1, 2 * group, 2, head_dim, page_tokens=page_tokens, budget_bytes=1 << 21)
-        store = _rust.Store(spec, format="fp32t", debug_poison=True)
+        store = arm.open_poisoned(spec)
         session = store.open_session(True)
         k, v = normal(1, n, 2, head_dim), normal(2, n, 2, head_dim)
         q = normal(3, 2 * group, head_dim)
@@ -66,16 +98,17 @@ def test_any_group_and_any_head_dim(group: int, page_tokens: int) -> None:
         session.invalidate(0, hidden)
         out = np.full_like(q, np.nan)
         session.attend(0, q, out, head_dim**-0.5)
-        right = right_attention(q, k[kept], v[kept], head_dim**-0.5)
-        np.testing.assert_allclose(out, right, atol=3e-6)
+        right = reference.attention(q, k[kept], v[kept], head_dim**-0.5)
+        np.testing.assert_allclose(out, right, rtol=0, atol=arm.atol)
         rows = session.read(0, kept)
         assert np.array_equal(rows[0], k[kept]) and np.array_equal(rows[1], v[kept])
         store.close()
 
 
+@rust
 @pytest.mark.parametrize("group", [1, 3, 7, 16])
 def test_a_causal_block_is_each_of_its_rows(group: int) -> None:
-    """Up to eight rows of the group share a pass: more lanes than a band holds."""
+    """Up to eight rows of the group share a pass in Rust: more lanes than a band holds."""
     n, rows = 70, 19
     spec = StoreSpec(1, 2 * group, 2, 31, page_tokens=32, budget_bytes=1 << 20)
     session = native.K3T.open(spec).open_session()
@@ -83,17 +116,15 @@ def test_a_causal_block_is_each_of_its_rows(group: int) -> None:
     session.append(0, np.arange(n), k, v)
     out = np.full_like(q, np.nan)
     session.attend_block(0, q, out, 0.2)
-    for row in range(rows):
-        end = n - rows + 1 + row
-        right = right_attention(q[row], k[:end], v[:end], 0.2)
-        np.testing.assert_allclose(out[row], right, atol=3e-6)
+    np.testing.assert_allclose(out, reference.attention_block(q, k, v, 0.2), rtol=0, atol=K3T.atol)
 
 
-def test_a_valid_row_that_is_not_finite_shows_as_in_the_cython_twin() -> None:
+@both
+def test_a_valid_row_that_is_not_finite_shows_as_beside_it(arm: Arm) -> None:
     k, v, q = normal(1, 40, 2, 20), normal(2, 40, 2, 20), normal(3, 6, 20)
     k[7, 0, 3], v[9, 1, 5], v[11, 1, 19] = np.nan, np.inf, np.nan
     shown = []
-    for candidate in (paged.K1T, native.K3T):
+    for candidate in (arm.beside, arm.candidate):
         session = candidate.open(StoreSpec(1, 6, 2, 20, budget_bytes=1 << 18)).open_session()
         session.append(0, np.arange(40), k, v)
         out = np.empty_like(q)
@@ -104,11 +135,12 @@ def test_a_valid_row_that_is_not_finite_shows_as_in_the_cython_twin() -> None:
     assert np.allclose(*shown, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@both
 @pytest.mark.parametrize("page_tokens", [16, 64])
-def test_views_are_the_rows_of_the_page(page_tokens: int) -> None:
+def test_views_are_the_rows_of_the_page(arm: Arm, page_tokens: int) -> None:
     """Elements of a K row lie a page's tokens apart; its neighbours are not touched."""
     spec = StoreSpec(1, 4, 2, 20, page_tokens=page_tokens, budget_bytes=1 << 18)
-    direct, appended = (native.K3T.open(spec).open_session() for _ in range(2))
+    direct, appended = (arm.candidate.open(spec).open_session() for _ in range(2))
     k, v = normal(1, 12, 2, 20), normal(2, 12, 2, 20)
     for session, rows in ((direct, 3), (appended, 12)):
         session.append(0, np.arange(rows), k[:rows], v[:rows])
