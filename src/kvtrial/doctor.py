@@ -283,10 +283,9 @@ def load(average: float) -> Finding:
 def noise(seen: Noise, limits: dict[str, Any]) -> Finding:
     """Whether blocks would be valid now, by the rule that judges them."""
     rows = events.to_frame(_probe_rows(seen))
-    moments = list(zip(seen.readings[::2], seen.readings[1::2]))
     value = {
-        "spin_move": gates.move([min(a.spin_ms, b.spin_ms) for a, b in moments]),
-        "bandwidth_move": gates.move([max(a.read_gb_per_s, b.read_gb_per_s) for a, b in moments]),
+        "spin_move": gates.move(gates.readings(rows, "probe/spin_ms")),
+        "bandwidth_move": gates.move(gates.readings(rows, "probe/read_gb_per_s")),
         "steal_fraction": seen.steal_fraction,
         "read_gb_per_s": max(reading.read_gb_per_s for reading in seen.readings),
         "fma_gflop_per_s": max(reading.fma_gflop_per_s for reading in seen.readings),

@@ -6,7 +6,7 @@ itself only. How the arms compare with each other has no say, and nothing is tri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,14 +71,26 @@ class Judged:
         return count["void"] / max(1, count["valid"] + count["void"])
 
 
-def move(readings: Sequence[float]) -> float:
-    """How far a probe moved across a block: from its first reading to its last, or between two arms.
+def readings(block_rows: Mapping[Any, Any], metric: str) -> list[float]:
+    """What a probe of `DRIFTS` read before each arm and after the last.
 
     Between two arms the machine is probed twice, after the one and before the next, moments apart:
     the better of the two is the reading there, so that a probe which was itself interrupted does
-    not void a block. What an arm had is the mean of the readings before and after it. The largest
-    of all readings over the smallest would not do: even without any drift it grows with their
-    number, so a block of many arms would be void for having many arms.
+    not void a block. ``block_rows``: a frame, or its columns.
+    """
+    own = np.asarray(block_rows["metric"]) == metric
+    values = np.asarray(block_rows["value"])[own]
+    moments = (np.asarray(block_rows["place"]) + np.asarray(block_rows["index"]))[own]
+    better = DRIFTS[metric].better
+    return [better(values[moments == moment]) for moment in np.unique(moments)]
+
+
+def move(readings: Sequence[float]) -> float:
+    """How far a probe moved across a block: from its first reading to its last, or between two arms.
+
+    What an arm had is the mean of the readings before and after it. The largest of all readings over
+    the smallest would not do: even without any drift it grows with their number, so a block of many
+    arms would be void for having many arms.
 
     Parameters
     ----------
@@ -99,14 +111,12 @@ def void_reason(block_rows: pd.DataFrame, limits: dict[str, Any]) -> str | None:
     # Plain arrays: a run has hundreds of trials, and each is asked a dozen questions.
     columns = {name: block_rows[name].to_numpy() for name in _LOOKED_AT}
     for metric, drift in DRIFTS.items():
-        own = columns["metric"] == metric
-        values = columns["value"][own]
+        values = columns["value"][columns["metric"] == metric]
         if not len(values) and not drift.required:
             continue
         if not len(values) or not (values > 0).all():
             return f"no usable {drift.word} probe"
-        moments = (columns["place"] + columns["index"])[own]
-        moved = move([drift.better(values[moments == moment]) for moment in np.unique(moments)])
+        moved = move(readings(columns, metric))
         if moved > limits[drift.gate]:
             return f"{drift.word} moved by {moved:.1%}; at most {limits[drift.gate]:.0%} is allowed"
     for metric, (gate, text) in CEILINGS.items():
