@@ -118,9 +118,8 @@ def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:
     """A chunk into an empty session and one behind a long context: attention makes the difference."""
     chunk = np.ones(spec["prefill"]["chunk"], np.int64)
     long = min(snapshot.tokens, FILLED)
-    _chunk_s(
-        model, snapshot, 0, np.array(spec["prompt"]), spec
-    )  # threads and buffers are made once
+    # The first one makes threads and buffers.
+    _chunk_s(model, snapshot, 0, np.array(spec["prompt"]), spec)
     return [
         _row("prefill_s", _chunk_s(model, snapshot, filled, chunk, spec), index=filled)
         for filled in (0, long)

@@ -1,9 +1,9 @@
 /* A small persistent thread pool. Workers spin briefly, then block; none is made for n_threads = 1.
 
-   One module includes this header, _threads.pyx, and lends the pool to all. One parallel_for runs at a time: a second
-   caller, or a call from inside a task, runs its tasks itself. After fork the child starts without
-   workers and makes its own when it needs them. Tasks are claimed by index, so which thread runs a task
-   varies; a task's result must depend on its index alone.
+   One module includes this header, _threads.pyx, and lends the pool to all. One parallel_for runs at a
+   time: a second caller, or a call from inside a task, runs its tasks itself. After fork the child starts
+   without workers and makes its own when it needs them. Tasks are claimed by index, so which thread runs a
+   task varies; a task's result must depend on its index alone.
 
    A job waits only for workers that are inside it. One that is not scheduled in time finds the gate
    closed and leaves the job alone: on a busy machine the caller does the work and does not wait. */
