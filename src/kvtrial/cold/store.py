@@ -298,14 +298,14 @@ class ColdStore(ABC):
         progress : callable(pages done, pages), optional
             Called after each page.
         """
+        progress = progress or _silent
         with self._using():
             page_keys = [key for key, _ in self._index.items("prefix")]
         damage: dict[bytes, str] = {}
         for n, key in enumerate(page_keys, start=1):
             if what := self._damage_of(key):
                 damage[key] = what
-            if progress is not None:
-                progress(n, len(page_keys))
+            progress(n, len(page_keys))
         with self._using():
             snapshots = list(self._snapshots())
             for snapshot in snapshots:
