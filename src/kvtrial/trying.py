@@ -28,6 +28,7 @@ from kvtrial import (
     paths,
     protocol,
     selection,
+    shapes,
     workload,
 )
 from kvtrial.conformance import isolated
@@ -282,7 +283,7 @@ def _results(stage: Stage, cell: dict[str, Any], name: str, against: str) -> dic
     decode = contrast(
         measured.tokens_per_s(cell, name), measured.tokens_per_s(cell, against), registered
     )
-    shape = m1.shape_name(stage.workload["shape"])
+    shape = shapes.name_of(stage.workload["shape"])
     times = {
         arm: measured.attention_ms(cell, arm, shape) if shape in measured.shapes else {}
         for arm in (name, against)

@@ -42,6 +42,7 @@ from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import Snapshot, fill, opened
 from kvtrial.measure.surroundings import Bracket
+from kvtrial.shapes import operations_a_row
 
 SHORTEST_ITERATION_NS = 1_000_000
 #: Sessions that hold a rotation: a store need not have room for more. Beyond it has more layers.
@@ -214,8 +215,7 @@ def _rates(rows: list[Row], arms: dict[str, Arm], tokens: int, bracket: Bracket)
         store = arms[row["candidate"]].store
         seconds = row["value"] / 1e3
         n_bytes = store.row_bytes * tokens
-        # A multiply-add for q.k and one for p.v, each two operations, for every query head.
-        operations = 4 * store.spec.q_heads * store.spec.head_dim * tokens
+        operations = operations_a_row(store.spec.q_heads, store.spec.head_dim) * tokens
         ceiling = max(n_bytes / bandwidth, operations / arithmetic)
         found.append({**row, "metric": "m1/unique_gb_per_s", "value": n_bytes / seconds / 1e9})
         found.append({**row, "metric": "m1/ceiling_fraction", "value": ceiling / seconds})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvtrial import shapes
 from kvtrial.plots import style
 
 TITLE = "Attention against the machine's ceilings"
@@ -23,7 +23,6 @@ CAPTION = (
     "rotate through at least four times the last-level cache."
 )
 
-_SHAPE = re.compile(r"(\d+)q(\d+)kv(?:(\d+)d)?")
 _CEILINGS = (
     ("probe/read_gb_per_s", "streaming read", "#56B4E9"),
     ("probe/fma_gflop_per_s", "multiply-add", "#E69F00"),
@@ -89,13 +88,12 @@ def points(events: pd.DataFrame) -> pd.DataFrame:
     return each.groupby(key)[["intensity", "gflop_per_s", "share"]].median().reset_index()
 
 
-def _operations_a_row(shape: str) -> float:
-    """A multiply-add for q.k and one for p.v, each two operations, for every query head."""
-    parts = _SHAPE.fullmatch(shape)
-    if parts is None:
+def _operations_a_row(name: str) -> float:
+    """NaN for what names no head shape."""
+    shape = shapes.of_name(name)
+    if shape is None:
         return float("nan")
-    q_heads, _, head_dim = parts.groups(default="64")
-    return 4.0 * int(q_heads) * int(head_dim)
+    return float(shapes.operations_a_row(shape["q_heads"], shape["head_dim"]))
 
 
 def _dots(axis: Axes, cell: pd.DataFrame, own_shape: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from kvtrial import shapes
 from kvtrial.stages import m1, m2
 from kvtrial.stages.common import Block, Cell, Stage, StageError, exit_tracked, run_blocks
 from kvtrial.stages.progress import Progress
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         cell: Cell = {"context": control["context"], "sessions": 1, "threads": 1}
         decode = Block(cell, 0, [name])
-        region = Block({**cell, "shape": m1.shape_name(stage.workload["shape"])}, 0, [name])
+        region = Block({**cell, "shape": shapes.name_of(stage.workload["shape"])}, 0, [name])
         estimated = stage.estimated(attempt, [decode, region], gated=True)
         with Progress("control", estimated, in_seconds=True) as progress:
             for kind, block in ((m2, decode), (m1, region)):

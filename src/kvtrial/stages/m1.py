@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrial.measure.order import mirrored_orders
+from kvtrial.shapes import name_of
 from kvtrial.stages.common import Block, Cell, Stage, blocks, exit_tracked, run_blocks
 from kvtrial.stages.progress import Progress
 
@@ -23,17 +24,11 @@ SYNTHETIC_LAYERS = 4
 MODULE = "kvtrial.measure.attention"
 
 
-def shape_name(shape: dict[str, int]) -> str:
-    """``9q3kv``: query and KV heads; ``9q3kv80d`` where head_dim is not 64."""
-    name = f"{shape['q_heads']}q{shape['kv_heads']}kv"
-    return name if shape["head_dim"] == 64 else f"{name}{shape['head_dim']}d"
-
-
 def shapes(protocol: dict[str, Any], own: dict[str, int]) -> dict[str, dict[str, int]]:
     """Name → shape; the model's own first, then those that are registered beside it."""
-    found = {shape_name(own): own}
+    found = {name_of(own): own}
     for shape in protocol["m1"]["shapes"]:
-        found.setdefault(shape_name(shape), {**shape, "layers": SYNTHETIC_LAYERS})
+        found.setdefault(name_of(shape), {**shape, "layers": SYNTHETIC_LAYERS})
     return found
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from kvtrial import build, candidates, events, machine, models, protocol
+from kvtrial import build, candidates, events, machine, models, protocol, shapes
 from kvtrial.contract import Candidate
 from kvtrial.run import write_text
-from kvtrial.stages import m1, workload
+from kvtrial.stages import workload
 
 
 def versions() -> dict[str, str]:
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
             "name": args.model,
             "sha256": models.sha256(args.gguf),
             "bytes": args.gguf.stat().st_size,
-            "shape": m1.shape_name(workload.shape_of_file(args.gguf)),
+            "shape": shapes.name_of(workload.shape_of_file(args.gguf)),
             "synthetic": models.is_synthetic(args.model),
         },
         "candidates": {

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvtrial import candidates, events, peers, report
+from kvtrial import candidates, events, peers, report, shapes
 from kvtrial.contract import Profile
 from kvtrial.journal import Attempt, Journal
 from kvtrial.measure.exclusive import exclusive
@@ -110,7 +110,7 @@ def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
         block = Block(cell, planned.number, order)
         return {**m2.block_spec(stage, block), "probes": None}
     if planned.work == "attention":
-        own = m1.shape_name(stage.workload["shape"])
+        own = shapes.name_of(stage.workload["shape"])
         return m1.block_spec(stage, Block({**cell, "shape": own}, planned.number, order))
     (folder,) = stage.snapshots(cell["context"], 1)
     tokens = json.loads((Path(folder) / "tokens.json").read_text(encoding="utf-8"))
