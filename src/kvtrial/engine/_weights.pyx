@@ -60,52 +60,61 @@ cdef enum:
 cdef void _dot4_q4_1_floats(
     const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil:
-    cdef q_f32x8 acc[4]
-    cdef q_f32x8 dot
-    cdef float offset[4]
+    cdef q_f32x8 acc[4 * DOT_VECTORS]
+    cdef float offsets[4 * DOT_VECTORS]
+    cdef q_f32x8 weights[4]
     cdef int8_t spread[BLOCK]
     cdef const uint8_t* block
+    cdef float offset
     cdef Py_ssize_t b, v
     cdef int r, i
-    for v in range(n):
+    for i in range(4 * n):
+        acc[i] = q_set(0)
+        offsets[i] = 0
+    for b in range(x.cols // BLOCK):
         for r in range(4):
-            acc[r] = q_set(0)
-            offset[r] = 0
-        for b in range(x.cols // BLOCK):
-            for r in range(4):
-                block = rows + r * row_bytes + b * Q4_1_BYTES
-                q_spread_nibbles(block + 4, spread)
-                dot = q_set(0)
-                for i in range(4):
-                    dot = q_fma(q_load_i8x8(spread + 8 * i), q_load(x[v].values + b * BLOCK + 8 * i), dot)
-                acc[r] = q_fma(q_set(q_half(block)), dot, acc[r])
-                offset[r] += q_half(block + 2) * x[v].sums[b]
-        for r in range(4):
-            sums[4 * v + r] = q_sum(acc[r]) + offset[r]
+            block = rows + r * row_bytes + b * Q4_1_BYTES
+            q_spread_nibbles(block + 4, spread)
+            for i in range(4):
+                weights[i] = q_load_i8x8(spread + 8 * i)
+            offset = q_half(block + 2)
+            for v in range(n):
+                _add_block(weights, q_half(block), x[v].values + b * BLOCK, acc + 4 * v + r)
+                offsets[4 * v + r] += offset * x[v].sums[b]
+    for i in range(4 * n):
+        sums[i] = q_sum(acc[i]) + offsets[i]
 
 
 cdef void _dot4_q8_0_floats(
     const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil:
-    cdef q_f32x8 acc[4]
-    cdef q_f32x8 dot
+    cdef q_f32x8 acc[4 * DOT_VECTORS]
+    cdef q_f32x8 weights[4]
     cdef const uint8_t* block
     cdef Py_ssize_t b, v
     cdef int r, i
-    for v in range(n):
+    for i in range(4 * n):
+        acc[i] = q_set(0)
+    for b in range(x.cols // BLOCK):
         for r in range(4):
-            acc[r] = q_set(0)
-        for b in range(x.cols // BLOCK):
-            for r in range(4):
-                block = rows + r * row_bytes + b * Q8_0_BYTES
-                dot = q_set(0)
-                for i in range(4):
-                    dot = q_fma(
-                        q_load_i8x8(block + 2 + 8 * i), q_load(x[v].values + b * BLOCK + 8 * i), dot
-                    )
-                acc[r] = q_fma(q_set(q_half(block)), dot, acc[r])
-        for r in range(4):
-            sums[4 * v + r] = q_sum(acc[r])
+            block = rows + r * row_bytes + b * Q8_0_BYTES
+            for i in range(4):
+                weights[i] = q_load_i8x8(block + 2 + 8 * i)
+            for v in range(n):
+                _add_block(weights, q_half(block), x[v].values + b * BLOCK, acc + 4 * v + r)
+    for i in range(4 * n):
+        sums[i] = q_sum(acc[i])
+
+
+cdef inline void _add_block(
+    const q_f32x8* weights, float scale, const float* x, q_f32x8* acc
+) noexcept nogil:
+    """acc: IN/OUT (8,) plus scale times a block's weights (32,) times x (32,)."""
+    cdef q_f32x8 dot = q_mul(weights[0], q_load(x))
+    cdef int i
+    for i in range(1, 4):
+        dot = q_fma(weights[i], q_load(x + 8 * i), dot)
+    acc[0] = q_fma(q_set(scale), dot, acc[0])
 
 
 cdef void _dot4_f16(

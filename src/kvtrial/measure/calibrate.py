@@ -8,7 +8,7 @@ candidates      name to the contexts, in positions, at which it is measured
 page_tokens     P
 probes          passes of the probes, as registered
 baseline        of the parity check
-prompt          token ids of one of its prompts
+prompts         token ids of some of its prompts, as many as it runs in lockstep
 prefill         store and chunk (positions) that contexts are filled by; null where all of them are there
 ==============  ====================================================================================
 
@@ -21,8 +21,8 @@ calibrate/probe_s       one reading of the probes
 calibrate/arm_s         what a candidate's decode takes beside its steps; ``index``: the context
 calibrate/step_s        one step; ``index``: the context
 calibrate/attention_s   of that, attention, all layers
-calibrate/prompt_s      the baseline's prefill of the prompt, as parity makes it
-calibrate/exact_step_s  its step with FP32 activations, compared
+calibrate/prompt_s      the baseline's prefill of a prompt, as parity makes it
+calibrate/exact_step_s  a prompt's share of a step with FP32 activations, compared
 calibrate/prefill_s     a chunk on all CPUs; ``index``: positions filled before
 ======================  ============================================================================
 """
@@ -103,15 +103,19 @@ def _arm(model: Any, name: str, snapshot: Snapshot, context: int, spec: Spec) ->
 
 def _parity(model: Any, spec: Spec) -> list[Row]:
     few = {"page_tokens": spec["page_tokens"], "threads": 1, "steps": STEPS}
+    prompts = spec["prompts"]
     start = time.monotonic()
-    steps = greedy.greedy_logits(model, spec["baseline"], few, spec["prompt"])
+    steps = greedy.greedy_logits(model, spec["baseline"], few, prompts)
     first = next(steps).copy()
-    prompt_s = time.monotonic() - start
-    start = time.monotonic()
-    for logits in steps:
-        greedy.compare(logits, first)
-    step_s = (time.monotonic() - start) / (STEPS - 1)
-    return [_row("prompt_s", prompt_s), _row("exact_step_s", step_s)]
+    prefilled = time.monotonic()
+    for batch in steps:
+        for logits, theirs in zip(batch, first):
+            greedy.compare(logits, theirs)
+    decode_s = time.monotonic() - prefilled
+    return [
+        _row("prompt_s", (prefilled - start) / len(prompts)),
+        _row("exact_step_s", decode_s / (STEPS - 1) / len(prompts)),
+    ]
 
 
 def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:
@@ -119,7 +123,7 @@ def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:
     chunk = np.ones(spec["prefill"]["chunk"], np.int64)
     long = min(snapshot.tokens, FILLED)
     # The first one makes threads and buffers.
-    _chunk_s(model, snapshot, 0, np.array(spec["prompt"]), spec)
+    _chunk_s(model, snapshot, 0, np.array(spec["prompts"][0]), spec)
     return [
         _row("prefill_s", _chunk_s(model, snapshot, filled, chunk, spec), index=filled)
         for filled in (0, long)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,41 +35,41 @@ from kvtrial.measure.stores import opened, shape_of
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """Rows of the baseline and of every candidate on each prompt."""
     model = models.load_model(spec["gguf"])
-    rows: list[Row] = []
-    for number, ids in spec["prompts"].items():
-        own = _prompt(model, spec, ids, note)
-        rows += [{**row, "block": int(number)} for row in own]
-    return rows
-
-
-def _prompt(model: Any, spec: Spec, ids: list[int], note: Callable[[str], None]) -> list[Row]:
     baseline, others = spec["baseline"], [n for n in spec["candidates"] if n != spec["baseline"]]
+    prompts = {int(number): ids for number, ids in spec["prompts"].items()}
     note(baseline)
-    reference = [logits.copy() for logits in greedy_logits(model, baseline, spec, ids)]
-    rows = _rows(baseline, reference, None)
+    reference = [
+        logits.copy() for logits in greedy_logits(model, baseline, spec, list(prompts.values()))
+    ]
+    rows = _rows(baseline, list(prompts), reference, None)
     for name in others:
         note(name)
         try:
-            rows += _rows(name, greedy_logits(model, name, spec, ids), reference)
+            decode = greedy_logits(model, name, spec, list(prompts.values()))
+            rows += _rows(name, list(prompts), decode, reference)
         except Exception as error:
             rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
     return rows
 
 
-def greedy_logits(model: Any, name: str, spec: Spec, ids: list[int]) -> Iterator[F32]:
-    """Logits (V,) before each greedy token; an array is good until the next one."""
+def greedy_logits(model: Any, name: str, spec: Spec, prompts: Sequence[list[int]]) -> Iterator[F32]:
+    """Logits (n, V) of n prompts before each of their greedy tokens; an array is good until the next
+    one. The prompts go in lockstep, which saves time and changes no bit of their logits."""
     with opened(
         name,
         shape_of(model),
-        tokens=len(ids) + spec["steps"],
+        tokens=max(map(len, prompts)) + spec["steps"],
+        sessions=len(prompts),
         page_tokens=spec["page_tokens"],
         threads=spec["threads"],
     ) as (_, sessions):
-        decoder = model.decoder(threads=spec["threads"], activations="fp32", batch=1)
-        logits = model.prefill(sessions[0], ids)
+        decoder = model.decoder(threads=spec["threads"], activations="fp32", batch=len(prompts))
+        logits: F32 = np.stack(
+            [model.prefill(session, ids).copy() for session, ids in zip(sessions, prompts)]
+        )
         yield logits
         for _ in range(spec["steps"] - 1):
-            logits = decoder.step(sessions, np.array([logits.argmax()], np.int64))[0]
+            logits = decoder.step(sessions, logits.argmax(axis=1))
             yield logits
 
 
@@ -84,27 +84,39 @@ def compare(logits: F32, reference: F32) -> dict[str, float]:
     }
 
 
-def _rows(name: str, decode: Any, reference: list[F32] | None) -> list[Row]:
-    """Token and margin of each step; against ``reference`` while the prefix is shared."""
+def _rows(
+    name: str, numbers: list[int], decode: Iterable[F32], reference: list[F32] | None
+) -> list[Row]:
+    """Token and margin of each prompt and step; against ``reference`` while the prefix is shared."""
     rows: list[Row] = []
-    tokens: list[int] = []
-    shared = True
-    for step, logits in enumerate(decode):
-        second, first = np.partition(logits, -2)[-2:]
-        tokens.append(int(logits.argmax()))
-        found = {
-            "parity/token": float(tokens[-1]),
-            "parity/margin": float(np.float64(first) - np.float64(second)),
-        }
-        if reference is not None and shared:
-            found |= compare(logits, reference[step])
-            shared = tokens[-1] == int(reference[step].argmax())
-        rows += [
-            {"candidate": name, "metric": metric, "index": step, "value": value}
-            for metric, value in found.items()
-        ]
-    digest = hashlib.sha256(np.array(tokens, "<i8").tobytes()).hexdigest()
-    return [*rows, {"candidate": name, "metric": "output_sha256", "text": digest}]
+    tokens: dict[int, list[int]] = {number: [] for number in numbers}
+    shared = dict.fromkeys(numbers, reference is not None)
+    for step, batch in enumerate(decode):
+        for place, (number, logits) in enumerate(zip(numbers, batch)):
+            second, first = np.partition(logits, -2)[-2:]
+            tokens[number].append(int(logits.argmax()))
+            found = {
+                "parity/token": float(tokens[number][-1]),
+                "parity/margin": float(np.float64(first) - np.float64(second)),
+            }
+            if reference is not None and shared[number]:
+                theirs = reference[step][place]
+                found |= compare(logits, theirs)
+                shared[number] = tokens[number][-1] == int(theirs.argmax())
+            rows += [
+                {
+                    "candidate": name,
+                    "metric": metric,
+                    "block": number,
+                    "index": step,
+                    "value": value,
+                }
+                for metric, value in found.items()
+            ]
+    for number, own in tokens.items():
+        digest = hashlib.sha256(np.array(own, "<i8").tobytes()).hexdigest()
+        rows.append({"candidate": name, "metric": "output_sha256", "block": number, "text": digest})
+    return rows
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Speed:
     probe_s : float
         One reading of the probes.
     prompt_s, exact_step_s : float
-        Prefilling a prompt of the parity check, and one of its steps.
+        Prefilling a prompt of the parity check, and its share of a step.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -248,7 +248,7 @@ def calibrate(
         "page_tokens": stage.protocol["page_tokens"],
         "probes": stage.protocol["probes"],
         "baseline": stage.protocol["parity"]["baseline"],
-        "prompt": sorted(prompts, key=len)[len(prompts) // 2],
+        "prompts": prompts[: fp16_parity.PROMPTS_A_PROCESS],
         "prefill": {"store": workload.STORE, "chunk": chunk(plan)} if missing else None,
     }
     return Speed(child.run("kvtrial.measure.calibrate", spec, threads=machine.usable_cpus()))

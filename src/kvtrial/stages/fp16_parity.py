@@ -20,7 +20,7 @@ from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.stages.common import Stage, StageError, exit_tracked, run_arms
 from kvtrial.stages.progress import Progress
 
-#: A finished group is a unit of the journal; a process for each prompt would mostly start up.
+#: They decode in lockstep, and are a unit of the journal.
 PROMPTS_A_PROCESS = 4
 COLUMNS = {"context": 0, "sessions": 1, "threads": 1}
 
