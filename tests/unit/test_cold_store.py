@@ -10,6 +10,7 @@ import pytest
 
 from kvtrial.cold import KINDS, errors, keys, open_cold
 from kvtrial.cold.pattern import PatternStore
+from kvtrial.cold.store import RESTORE_PAGES
 from kvtrial.contract import InvalidArgument, PoolExhausted, StepIncomplete
 
 P = 16
@@ -308,6 +309,30 @@ def test_progress_follows_the_acknowledged_batches(cold, store):
         store.filled(5 * P), tokens(5 * P), batch_pages=2, progress=lambda *a: seen.append(a)
     )
     assert seen == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_progress_of_a_restore_follows_its_pages(cold, store):
+    rows = (RESTORE_PAGES + 3) * P
+    session = store.filled(rows)
+    cold.spill(session, np.arange(rows))
+    seen, back = [], store.open_session()
+    assert cold.restore(np.arange(rows), back, progress=lambda *a: seen.append(a)) == rows
+    assert seen == [(RESTORE_PAGES, RESTORE_PAGES + 3), (RESTORE_PAGES + 3, RESTORE_PAGES + 3)]
+    assert back.contents() == session.contents()
+
+
+def test_a_restore_that_its_progress_ends_leaves_the_session_empty(cold, store):
+    rows = (RESTORE_PAGES + 3) * P
+    cold.spill(store.filled(rows), np.arange(rows))
+
+    def interrupt(done, to_do):
+        raise KeyboardInterrupt
+
+    back = store.open_session()
+    with pytest.raises(KeyboardInterrupt):
+        cold.restore(np.arange(rows), back, progress=interrupt)
+    assert back.length(0) == 0
+    assert cold.restore(np.arange(rows), back) == rows
 
 
 def test_every_acknowledgement_costs_one_sync_in_either_store(cold, store):

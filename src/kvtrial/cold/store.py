@@ -48,6 +48,8 @@ from kvtrial.contract import InvalidArgument, KVSession
 
 #: Called with what is done and what there is to do.
 Progress = Callable[[int, int], None]
+#: Page indexes that a restore reads between two words of its progress: a tenth of a second, about.
+RESTORE_PAGES = 64
 #: Fills each stored page's views from disk, checked, with so many threads; nanoseconds of reading and
 #: of checking.
 Reader = Callable[[Sequence[list[memoryview]], int], tuple[int, int]]
@@ -153,6 +155,7 @@ class ColdStore(ABC):
         IdentityMismatch, InvalidArgument, StepIncomplete, DiskFull, StorePoisoned, KeyCollision
         """
         tokens = keys.as_tokens(token_ids)
+        progress = progress or _silent
         if batch_pages < 1:
             raise InvalidArgument(f"batch_pages is {batch_pages}; it must be at least 1")
         with self._using():
@@ -178,16 +181,25 @@ class ColdStore(ABC):
                     last = n == len(batches)
                     self._poisoning(self._write, pages, snapshot if last else None)
                     payload_bytes += sum(page.meta.payload_nbytes for page in pages)
-                    if progress is not None:
-                        progress(min(n * batch_pages, len(missing)), len(missing))
+                    progress(min(n * batch_pages, len(missing)), len(missing))
         return SpillReport(
             valid.shape[1], len(missing), len(chain) - len(missing), payload_bytes, len(batches)
         )
 
-    def restore(self, token_ids: Any, session: KVSession) -> int:
+    def restore(
+        self, token_ids: Any, session: KVSession, *, progress: Progress | None = None
+    ) -> int:
         """Fill an empty session with the longest stored prefix of ``token_ids``.
 
         It reads with as many threads as the session's store has.
+
+        Parameters
+        ----------
+        token_ids : int (n,)
+        session : KVSession
+            Empty, of a store that the identity fits.
+        progress : callable(pages done, pages to read), optional
+            Called after each `RESTORE_PAGES`; what it raises leaves the session as it was.
 
         Returns
         -------
@@ -200,20 +212,26 @@ class ColdStore(ABC):
             The session is as it was before.
         """
         begun = time.perf_counter_ns()
+        progress = progress or _silent
         tokens = keys.as_tokens(token_ids)
         with self._using():
             refuse_other(session, self.identity)
             pages = longest(self._index, self.identity, tokens)
             if not pages:
                 return 0
-            read = self._reader(pages)
+            starts = range(0, len(pages), RESTORE_PAGES)
+            readers = [self._reader(pages[at : at + RESTORE_PAGES]) for at in starts]
         found = time.perf_counter_ns()
         valid = valid_rows([meta for _, meta in pages])
         views = session.begin_restore(valid)
         try:
             columns = [[view for view in page if view is not None] for page in zip(*views)]
             threads = session.store.spec.threads
-            read_ns, check_ns = read(columns, threads)
+            read_ns = check_ns = 0
+            for at, read in zip(starts, readers):
+                spent = read(columns[at : at + RESTORE_PAGES], threads)
+                read_ns, check_ns = read_ns + spent[0], check_ns + spent[1]
+                progress(min(at + RESTORE_PAGES, len(pages)), len(pages))
         except BaseException:
             session.cancel_restore()
             raise
