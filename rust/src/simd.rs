@@ -50,6 +50,11 @@ mod lanes {
         pub fn max(self, b: F8) -> F8 {
             F8(unsafe { _mm256_max_ps(self.0, b.0) })
         }
+        /// The smaller; `b` where either is NaN.
+        #[inline(always)]
+        pub fn min(self, b: F8) -> F8 {
+            F8(unsafe { _mm256_min_ps(self.0, b.0) })
+        }
         /// `self` where `x >= floor` or x is NaN, else +0.
         #[inline(always)]
         pub fn zero_below(self, x: F8, floor: F8) -> F8 {
@@ -154,6 +159,14 @@ mod lanes {
         #[inline(always)]
         pub fn max(self, b: F8) -> F8 {
             unsafe { F8(vmaxq_f32(self.0, b.0), vmaxq_f32(self.1, b.1)) }
+        }
+        /// The smaller; `b` where either is NaN.
+        #[inline(always)]
+        pub fn min(self, b: F8) -> F8 {
+            unsafe {
+                let half = |a, b| vbslq_f32(vcltq_f32(a, b), a, b);
+                F8(half(self.0, b.0), half(self.1, b.1))
+            }
         }
         /// `self` where `x >= floor` or x is NaN, else +0.
         #[inline(always)]
@@ -260,6 +273,11 @@ mod lanes {
         pub fn max(self, b: F8) -> F8 {
             F8(from_fn(|i| if self.0[i] > b.0[i] { self.0[i] } else { b.0[i] }))
         }
+        /// The smaller; `b` where either is NaN.
+        #[inline(always)]
+        pub fn min(self, b: F8) -> F8 {
+            F8(from_fn(|i| if self.0[i] < b.0[i] { self.0[i] } else { b.0[i] }))
+        }
         /// `self` where `x >= floor` or x is NaN, else +0.
         #[inline(always)]
         pub fn zero_below(self, x: F8, floor: F8) -> F8 {
@@ -307,7 +325,9 @@ impl F8 {
         for c in [8.368_745e-3, 4.166_839e-2, 1.666_652e-1, 4.999_999_3e-1, 1.0, 1.0] {
             p = F8::splat(c).fma(p, r);
         }
-        p.add_exponent(shifted).zero_below(self, F8::splat(-87.3))
+        // `shifted`, which is at most `bias`, holds n in its low bits. Those of a NaN could make a number
+        // of p's: `bias` has none.
+        p.add_exponent(shifted.min(bias)).zero_below(self, F8::splat(-87.3))
     }
 }
 
@@ -338,7 +358,9 @@ mod tests {
     fn exp_of_what_is_masked_is_zero_and_nan_stays() {
         assert_eq!(exp(-87.5).to_bits(), 0);
         assert_eq!(exp(f32::NEG_INFINITY).to_bits(), 0);
-        assert!(exp(f32::NAN).is_nan());
+        for bits in [0x7FC0_0000, 0x7FC0_0001, 0x7FC1_2345, 0xFFFF_FFFF] {
+            assert!(exp(f32::from_bits(bits)).is_nan(), "{bits:#x}");
+        }
     }
 
     #[test]

@@ -102,7 +102,7 @@ def attention(
     parts = partial(q, k, v, scale, valid)
     out = np.zeros_like(parts.output)
     for head in range(len(out)):
-        if parts.sum[head] > 0:
+        if parts.sum[head] != 0:  # NaN stays
             out[head] = parts.output[head] / parts.sum[head]
     return out
 

@@ -246,6 +246,45 @@ def thread_count_does_not_show(trial: Trial) -> None:
     require(seen[1] == seen[2] == seen[3], "attention depends on the number of threads")
 
 
+def a_nan_row_shows(trial: Trial) -> None:
+    """A valid row of NaN makes its own heads NaN, whatever the NaN's payload, in every way to attend."""
+    if trial.profile is Profile.Q8_0:  # which refuses it
+        return
+    n = trial.page_tokens + 3
+    for bits in (0x7FC00000, 0x7FC00001, 0x7FC12345, 0x7FFFFFFF, 0xFFFFFFFF):
+        nan = np.array([bits], np.uint32).view(np.float32)[0]
+        with trial.store(layers=1) as store:
+            session = store.open_session()
+            k, v = (x.copy() for x in rows(store, 0, range(n)))
+            k[2, 1] = nan
+            session.append(0, at(0, n), k, v)
+            q = queries(store, 4)
+            out, block = np.zeros_like(q[0]), np.zeros_like(q)
+            session.attend(0, np.ascontiguousarray(q[0]), out, 0.5)
+            session.attend_block(0, q, block, 0.5)
+            for what, given in (("attend", out[None]), ("attend_block", block)):
+                require(np.isnan(given[:, 2:4]).all(), f"{what} hides NaN {bits:#x} in a key")
+                others = np.delete(given, (2, 3), axis=1)
+                require(np.isfinite(others).all(), f"{what} spreads NaN {bits:#x} to other heads")
+
+
+def scores_near_the_largest_number_count(trial: Trial) -> None:
+    """B6: one row weighs 1, however low its score, as long as that is finite."""
+    if trial.profile is not Profile.FP32:
+        return
+    for score in (-3.2e38, -3.4028234e38, -1.0, 3.4028234e38):
+        with trial.store(2, layers=1, q_heads=2, kv_heads=1, head_dim=1) as store:
+            session = store.open_session()
+            k, v = np.full((1, 1, 1), score, np.float32), np.ones((1, 1, 1), np.float32)
+            session.append(0, at(0, 1), k, v)
+            q = np.ones((1, 2, 1), np.float32)
+            out, block = np.zeros_like(q[0]), np.zeros_like(q)
+            session.attend(0, q[0], out, 1.0)
+            session.attend_block(0, q, block, 1.0)
+            require((out == 1).all(), f"attend gives {out.ravel().tolist()} at score {score}")
+            require((block == 1).all(), f"attend_block gives {block.ravel().tolist()} at {score}")
+
+
 def stored_numbers_round_once(trial: Trial) -> None:
     """B11, B12: FP16 rounds to nearest even like NumPy, subnormals too; FP32 keeps each bit."""
     if trial.profile is Profile.Q8_0:

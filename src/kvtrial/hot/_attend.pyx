@@ -4,6 +4,7 @@ A layer is cut at multiples of KV_SPAN_SLOTS, whatever the number of threads; pa
 in the order of their positions, so that results are bitwise the same for any.
 """
 
+from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, expf
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
@@ -11,6 +12,8 @@ from libc.string cimport memcpy, memset
 from scipy.linalg.cython_blas cimport sgemm
 
 from kvtrial._threads cimport parallel_for
+from kvtrial.contract import PoolExhausted
+
 from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._rows cimport Layout, read_pair
 from kvtrial.hot._simd cimport (
@@ -173,8 +176,8 @@ cdef void soften_row(
     peak = kv_hmax(most)
     for i in range(whole, n):
         peak = max(peak, scores[i])
-    if peak < -3.0e38:
-        peak = -3.0e38
+    if peak < -FLT_MAX:
+        peak = -FLT_MAX
     if peak > top[0]:
         keep = expf(top[0] - peak)
         total[0] *= keep
@@ -305,10 +308,9 @@ cdef int attend_block(
     cdef BlockJob job
     job.whole, job.layout, job.n, job.q_stride, job.out = whole, layout, n, q_stride, out
     job.failed = 0
-    with nogil:
-        parallel_for(
-            block_task, &job, (n + TASK_ROWS - 1) // TASK_ROWS * whole.kv_heads, threads
-        )
+    # The interpreter's lock stays held, as in every verb: it is what keeps other threads of Python
+    # from the store meanwhile.
+    parallel_for(block_task, &job, (n + TASK_ROWS - 1) // TASK_ROWS * whole.kv_heads, threads)
     if job.failed:
-        raise MemoryError("no work space for the block; open the store with fewer threads")
+        raise PoolExhausted("no work space for the block; open the store with fewer threads")
     return 0

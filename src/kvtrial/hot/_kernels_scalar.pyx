@@ -4,6 +4,7 @@ Each page's rows are read once for all query heads of the group, in two passes o
 and their maximum, then values. One rescale a page.
 """
 
+from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, expf
 from libc.stdint cimport int64_t, uint64_t
 
@@ -59,7 +60,7 @@ cdef int span_scalar(const kv_span *span) noexcept nogil:
                     if bits >> t & 1 and not scores[g * 64 + t] <= top:
                         top = scores[g * 64 + t]
                 if top == -INFINITY:
-                    top = -3.0e38
+                    top = -FLT_MAX
                 keep = expf(span.max[query] - top)
                 span.max[query] = top
                 span.sum[query] *= keep

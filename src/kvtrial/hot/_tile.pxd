@@ -6,6 +6,7 @@ query heads of its group, with one maximum and one rescale. All the while the li
 are asked for, at the pace of the arithmetic, so that memory neither idles nor waits in line.
 """
 
+from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, expf
 from libc.stdint cimport int16_t, int32_t, int64_t, uint64_t
 from libc.string cimport memset
@@ -108,8 +109,8 @@ cdef inline void soften(
     for h in range(tile.group):
         ask_for(tile, pace)
         # -inf would make inf - inf of rows whose scores all are -inf.
-        if peaks[h] < -3.0e38:
-            peaks[h] = -3.0e38
+        if peaks[h] < -FLT_MAX:
+            peaks[h] = -FLT_MAX
         if peaks[h] > top[h]:
             keep = expf(top[h] - peaks[h])
             top[h] = peaks[h]

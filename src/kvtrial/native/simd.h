@@ -73,6 +73,15 @@ KV_INLINE kv_vf kv_max(kv_vf a, kv_vf b) {
 #endif
 }
 
+KV_INLINE kv_vf kv_min(kv_vf a, kv_vf b) {
+#if KV_AVX2
+    return (kv_vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    kv_vi pick = a < b;
+    return (kv_vf)((pick & (kv_vi)a) | (~pick & (kv_vi)b));
+#endif
+}
+
 /* Keeps lanes below `lanes` and makes zeros of the rest, whatever they hold. */
 KV_INLINE kv_vf kv_head(kv_vf x, int32_t lanes) {
     kv_vi index = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -216,13 +225,13 @@ KV_INLINE kv_vf kv_exp(kv_vf x) {
     p = kv_fma(p, r, kv_splat(0.499999934f));
     p = kv_fma(p, r, kv_splat(1.0f));
     p = kv_fma(p, r, kv_splat(1.0f));
-    /* `shifted` holds n in its low bits; a NaN's low bits are 0. */
-    return kv_zero_below(kv_add_exponent(p, shifted), x, -87.3f);
+    /* `shifted`, which is at most `bias`, holds n in its low bits. Those of a NaN could make a number of
+       p's: `bias` has none. */
+    return kv_zero_below(kv_add_exponent(p, kv_min(shifted, bias)), x, -87.3f);
 }
 
 KV_INLINE void kv_prefetch(const void *at) { __builtin_prefetch(at, 0, 3); }
 KV_INLINE int32_t kv_lowest_bit(uint64_t x) { return __builtin_ctzll(x); }
-KV_INLINE int32_t kv_count_bits(uint64_t x) { return __builtin_popcountll(x); }
 KV_INLINE int32_t kv_highest_bit(uint64_t x) { return 63 - __builtin_clzll(x); }
 
 #endif

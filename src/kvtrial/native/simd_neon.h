@@ -30,6 +30,11 @@ KV_INLINE kv_vf kv_max(kv_vf a, kv_vf b) {
                    vbslq_f32(vcgtq_f32(a.high, b.high), a.high, b.high)};
 }
 
+KV_INLINE kv_vf kv_min(kv_vf a, kv_vf b) {
+    return (kv_vf){vbslq_f32(vcltq_f32(a.low, b.low), a.low, b.low),
+                   vbslq_f32(vcltq_f32(a.high, b.high), a.high, b.high)};
+}
+
 /* x where a bit of `keep` is set, else 0. */
 KV_INLINE float32x4_t kv_keep(float32x4_t x, uint32x4_t keep) {
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), keep));
