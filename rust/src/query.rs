@@ -52,7 +52,7 @@ impl Store {
         out: *mut f32,
         threads: Threads,
     ) -> Result<(), Fault> {
-        let length = self.length(s, l);
+        let length = self.visible_length(s, l);
         if rows as i64 > length {
             return Err(Fault::of(Code::Count, rows as i64, 0, length));
         }
@@ -86,7 +86,8 @@ impl Store {
         (max, sum, out): (*mut f32, *mut f32, *mut f32),
         threads: Threads,
     ) -> Result<(), Fault> {
-        let limit = self.length(s, l).min(positions.end);
+        // A part that ends below the store's first position is empty.
+        let limit = self.length(s, l).min(positions.end).max(0);
         let start = positions.start.clamp(0, limit);
         let query = Query { rows: 1, start, limit, scale };
         let output = Output::Partial { max, sum, out, first_head };

@@ -4,7 +4,7 @@ use crate::fault::{Code, Fault};
 use crate::store::{Store, NO_PAGE};
 
 impl Store {
-    /// Takes pages for the rows marked in `valid`, (layers, rows) of 0 or 1, in an empty session.
+    /// Takes pages for the rows marked in `valid`, (layers, rows), 0 for a hole, in an empty session.
     /// Nothing is visible until `finish_restore`.
     pub fn begin_restore(&mut self, s: usize, valid: &[u8], rows: usize) -> Result<(), Fault> {
         let shape = self.shape;
@@ -12,6 +12,11 @@ impl Store {
         if used.is_some() || self.sessions[s].parent.is_some() {
             let end = self.layer(s, used.unwrap_or(0)).end;
             return Err(Fault::of(Code::NotEmpty, end + self.base, 0, 0));
+        }
+        // A branch's commit would replace the pages that are being filled.
+        let branches = i64::from(self.sessions[s].branches);
+        if branches > 0 {
+            return Err(Fault::of(Code::BranchesOpen, branches, 0, 0));
         }
         if rows as i64 > self.capacity() {
             return Err(Fault::of(Code::Count, rows as i64, 0, self.capacity()));
@@ -25,14 +30,14 @@ impl Store {
         let layers = || valid.chunks_exact(rows.max(1));
         let needed = layers()
             .flat_map(|layer| layer.chunks(shape.page_tokens))
-            .filter(|page| page.contains(&1))
+            .filter(|page| page.iter().any(|&bit| bit != 0))
             .count();
         self.room_for(s, needed)?;
         self.cancel_all(s);
         for (l, layer) in layers().enumerate() {
             for (index, page) in layer.chunks(shape.page_tokens).enumerate() {
                 self.extend_to(s, l, index);
-                let bits = page.iter().rev().fold(0, |bits, &bit| bits << 1 | u64::from(bit));
+                let bits = page.iter().rev().fold(0, |bits, &bit| bits << 1 | u64::from(bit != 0));
                 if bits != 0 {
                     let id = self.pool.take();
                     self.set_entry(s, l, index, id, bits);

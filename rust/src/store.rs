@@ -295,24 +295,43 @@ impl Store {
         if id != NO_PAGE {
             self.pool.copy(id, own);
             self.pool.release(id);
-        } else if let Some(parent) = self.sessions[s].parent {
-            let (fork_page, fork_slot) = self.shape.place(parent.fork);
-            let (theirs, _) = self.entry(parent.session, l, index);
-            if index == fork_page && fork_slot > 0 && theirs != NO_PAGE {
-                self.pool.copy(theirs, own);
-            }
+        } else if let Some(theirs) = self.inherited(s, l, index) {
+            self.pool.copy(theirs, own);
         }
         self.set_entry(s, l, index, own, bits);
         own
+    }
+
+    /// The page whose rows below the fork an empty entry of a branch has to carry: the parent's, or
+    /// where the parent has given it back too, that of whom the parent branched from in it.
+    fn inherited(&self, s: usize, l: usize, index: usize) -> Option<i32> {
+        let mut branch = self.sessions[s].parent;
+        while let Some(parent) = branch {
+            let (fork_page, fork_slot) = self.shape.place(parent.fork);
+            if index != fork_page || fork_slot == 0 {
+                return None;
+            }
+            let (theirs, _) = self.entry(parent.session, l, index);
+            if theirs != NO_PAGE {
+                return Some(theirs);
+            }
+            branch = self.sessions[parent.session].parent;
+        }
+        None
     }
 
     // --- lengths and steps --------------------------------------------------------------------------
 
     /// Highest valid or reserved position + 1.
     pub fn length(&self, s: usize, l: usize) -> i64 {
-        if let Slot::Open { start, n } = self.layer(s, l).slot {
-            return start + n;
+        match self.layer(s, l).slot {
+            Slot::Open { start, n } => start + n,
+            _ => self.visible_length(s, l),
         }
+    }
+
+    /// Highest valid position + 1.
+    pub fn visible_length(&self, s: usize, l: usize) -> i64 {
         let tokens = self.shape.page_tokens as i64;
         // Entries behind the end are those of a reservation or an open restore.
         let pages = self.shape.pages_for(self.layer(s, l).end);

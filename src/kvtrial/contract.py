@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import enum
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -154,6 +155,7 @@ class MemoryLedger:
         self.budget_bytes = int(budget_bytes)
         self._reserved: dict[int, tuple[str, int]] = {}
         self._next = 0
+        self._lock = threading.Lock()  # stores may open and close in several threads
 
     @property
     def reserved_bytes(self) -> int:
@@ -167,19 +169,22 @@ class MemoryLedger:
 
     def reserve(self, owner: str, n_bytes: int) -> int:
         """Reserve ``n_bytes`` for ``owner`` and return a token for `release`."""
-        if n_bytes > self.free_bytes:
-            held = ", ".join(f"{o} {n}" for o, n in self._reserved.values()) or "nobody"
-            raise PoolExhausted(
-                f"{owner} asks for {n_bytes} bytes; {self.free_bytes} of {self.budget_bytes} are "
-                f"free (held by: {held}); close a store or raise budget_bytes"
-            )
-        self._next += 1
-        self._reserved[self._next] = (owner, n_bytes)
-        return self._next
+        with self._lock:
+            if n_bytes > self.free_bytes:
+                held = ", ".join(f"{o} {n}" for o, n in self._reserved.values()) or "nobody"
+                raise PoolExhausted(
+                    f"{owner} asks for {n_bytes} bytes; {self.free_bytes} of {self.budget_bytes} are "
+                    f"free (held by: {held}); close a store or raise budget_bytes"
+                )
+            self._next += 1
+            self._reserved[self._next] = (owner, n_bytes)
+            return self._next
 
     def release(self, token: int) -> None:
         """Give a reservation back; a second release of the same token raises `StaleOwner`."""
-        if self._reserved.pop(token, None) is None:
+        with self._lock:
+            released = self._reserved.pop(token, None)
+        if released is None:
             raise StaleOwner(f"reservation {token} is not open: it was released before")
 
 
@@ -444,7 +449,8 @@ class KVSession(Protocol):
     def attend_block(self, layer: int, q: F32, out: F32, scale: float) -> None:
         """Causal attention of q (n, H_q, D), the newest n positions of the layer, into out.
 
-        Row i stands at position length - n + i and sees the valid rows up to it.
+        Row i stands at position length - n + i, where reserved rows don't count in the length, and
+        sees the valid rows up to it.
         """
 
     def attend_partial(

@@ -208,6 +208,30 @@ def branches_nest(trial: Trial) -> None:
             require_rows(trial, parent, layer, range(page + 4), 0, "two commits")
 
 
+@needs(Capability.HOLES)
+def what_a_branch_gave_back_stays_its_ancestors(trial: Trial) -> None:
+    """A page that a branch has cleared is written by its own branch: both commits leave the rows below
+    the first fork as they were."""
+    page = trial.page_tokens
+    for below in (1, page - 4):
+        with trial.store() as store:
+            first = store.open_session(position_holes_allowed=True)
+            start = page + below
+            fill(first, range(start))
+            second = first.begin_branch()
+            for layer in range(store.spec.layers):
+                second.invalidate(layer, at(page, start))
+            third = second.begin_branch()
+            fill(third, [start], tag=1)
+            third.commit_prefix(1)
+            second.commit_prefix(1)
+            for layer in range(store.spec.layers):
+                require_rows(trial, first, layer, range(start), 0, "below the first fork")
+                require_rows(trial, first, layer, [start], 1, "what was committed twice")
+            if trial.has(Capability.POOL):
+                ledger_of(store, [first])
+
+
 @needs(Capability.POOL)
 def shared_pages_count_once(trial: Trial) -> None:
     """A15: 10 shared pages are 10 pages; each divergence costs one."""

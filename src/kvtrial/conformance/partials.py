@@ -143,6 +143,11 @@ def stores_by_position_range(trial: Trial) -> None:
         require_attention(
             merge(parts), trial.profile, queries(low), k, v, 0.4, what="a store per range"
         )
+        for below in ((0, page), (0, cut), (cut, cut)):
+            part = session.attend_partial(0, queries(high), 0.4, positions=below)
+            require(not part.sum.any(), f"positions {below} hold rows, the first is {cut}")
+        whole = session.attend_partial(0, queries(high), 0.4, positions=(0, n))
+        require(np.array_equal(whole.output, parts[1].output), "a range from before the first row")
 
 
 def ranges_out_of_bounds(trial: Trial) -> None:

@@ -12,6 +12,7 @@ from kvtrial.conformance.trial import (
     fill,
     ledger_of,
     needs,
+    queries,
     raises,
     require,
     require_rows,
@@ -90,11 +91,19 @@ def invisible_until_committed(trial: Trial) -> None:
             fill(session, range(length))
             seen = attended(session)
             shown = contents(session)
+            newest = queries(store, 2)
+            block, again = (np.full_like(newest, np.nan) for _ in range(2))
+            session.attend_block(0, newest, block, 0.5)
             slot = session.reserve_slot(0, at(length, length + 1))
             require(slot is not None, f"position {length} is not reservable")
             assert slot is not None
             slot[0][...], slot[1][...] = np.nan, np.nan
             require(attended(session) == seen, "attention sees a reserved row")
+            session.attend_block(0, newest, again, 0.5)
+            require(np.array_equal(block, again), "a block of rows sees a reserved row")
+            with raises(OutOfRange):
+                q = queries(store, length + 1)
+                session.attend_block(0, q, np.empty_like(q), 0.5)
             valid = session.valid(0)
             require(valid[:length].all() and not valid[length:].any(), "a reserved row is valid")
             with raises(OutOfRange):

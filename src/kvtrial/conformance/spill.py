@@ -21,6 +21,7 @@ from kvtrial.conformance.trial import (
     unchanged,
 )
 from kvtrial.contract import (
+    BranchesOpen,
     Capability,
     KVError,
     KVSession,
@@ -176,6 +177,11 @@ def refused_restores(trial: Trial) -> None:
                 session.begin_restore(bad)
         with raises(KVError):
             session.finish_restore()
+        if trial.has(Capability.BRANCH):
+            branch = session.begin_branch()
+            with unchanged(trial, store, session, branch), raises(BranchesOpen):
+                session.begin_restore(np.ones((2, page), bool))
+            branch.close()
         fill(session, range(3))
         with unchanged(trial, store, session), raises(KVError):
             session.begin_restore(np.ones((2, 4), bool))

@@ -98,6 +98,7 @@ TESTS = (
         branch.moved_parent_refuses,
         branch.rollback_stops_at_forks,
         branch.branches_nest,
+        branch.what_a_branch_gave_back_stays_its_ancestors,
         branch.shared_pages_count_once,
         branch.commit_copies_nothing,
         branch.exhausted_copy_changes_nothing,
@@ -144,6 +145,8 @@ TESTS = (
         attention.attending_changes_nothing,
         attention.a_new_row_counts_at_once,
         attention.thread_count_does_not_show,
+        attention.a_nan_row_shows,
+        attention.scores_near_the_largest_number_count,
         attention.stored_numbers_round_once,
     ),
     _test(

@@ -53,7 +53,7 @@ from kvtrial.hot._rows cimport (
     read_pair,
     write_pair,
 )
-from kvtrial.hot._tables cimport OPEN, SESSIONS
+from kvtrial.hot._tables cimport SESSIONS
 
 cnp.import_array()
 
@@ -232,6 +232,9 @@ cdef class PagedSession:
     cdef readonly uint32_t generation
     cdef readonly bint position_holes_allowed
     cdef int64_t slot
+
+    def __init__(self):
+        raise TypeError("a session comes from open_session() or begin_branch() of its store")
 
     cdef PagePool pool(self):
         """The pool, if this handle still owns its slot."""
@@ -414,9 +417,7 @@ cdef class PagedSession:
         cdef float *queries = floats(q, "q", 3, n, store.q_heads, store.dim, False)
         cdef float *rows = floats(out, "out", 3, n, store.q_heads, store.dim, True)
         cdef kv_span span = store.whole(self.slot, lay, queries, finite_scale(scale))
-        span.last_slot = pool.length(self.slot, lay)
-        if pool.layer(self.slot, lay).slot == OPEN:
-            span.last_slot = pool.layer(self.slot, lay).end
+        span.last_slot = pool.visible_length(self.slot, lay)
         if n > span.last_slot:
             raise OutOfRange(f"q has {n} rows; layer {lay} has {span.last_slot} positions")
         if n:
@@ -472,10 +473,8 @@ cdef class PagedSession:
         pool.truncate(self.slot, pool.layer(self.slot, self.store.layers - 1).end)
 
     def close(self):
-        """Give every page back; any later verb is `StaleOwner`."""
+        """Give every page back, those of an open restore too; any later verb is `StaleOwner`."""
         cdef PagePool pool = self.pool()
-        if pool.owners[self.slot].restoring >= 0:
-            pool.cancel_restore(self.slot)
         pool.close_owner(self.slot)
 
     # Spill and restore ----------------------------------------------------------------------------

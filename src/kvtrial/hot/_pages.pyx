@@ -46,16 +46,20 @@ cdef class PagePool(PageTables):
         """Makes the page of an entry this owner's alone: the first write to a shared page copies it.
 
         The page that a fork lies in always carries the parent's rows, even where the branch had
-        given it back: `commit_prefix` then moves a page and never a row.
+        given it back, and the parent too: `commit_prefix` then moves a page and never a row.
         """
         self.extend_to(s, lay, index)
         cdef int32_t *entry = self.ids(s, lay) + index
-        cdef int32_t old = entry[0], source = old, parent = self.owners[s].parent
+        cdef int32_t old = entry[0], source = old
+        cdef int64_t branch = s
         if old >= 0 and self.references[old] == 1:
             return old
-        if old < 0 and parent >= 0 and index == self.owners[s].fork // self.tokens:
-            if index < self.layer(parent, lay).pages:
-                source = self.ids(parent, lay)[index]
+        while source < 0 and self.owners[branch].parent >= 0:
+            if index != self.owners[branch].fork // self.tokens:
+                break
+            branch = self.owners[branch].parent
+            if index < self.layer(branch, lay).pages:
+                source = self.ids(branch, lay)[index]
         entry[0] = self.take()
         if source >= 0:
             memcpy(self.page(entry[0]), self.page(source), self.page_bytes)
@@ -404,6 +408,8 @@ cdef class PagePool(PageTables):
             raise StepIncomplete("a restore is open; finish_restore or cancel_restore first")
         if owner.parent >= 0 or self.layer(s, 0).end:
             raise InvalidArgument("the session is a branch or holds rows; restore into a new one")
+        if owner.branches:  # whose commit would replace the pages that are being filled
+            raise BranchesOpen(f"{owner.branches} branches are open; close them first")
         if rows > self.table_pages * self.tokens:
             raise OutOfRange(
                 f"valid has {rows} rows; allowed: 0 to {self.table_pages * self.tokens}"

@@ -36,6 +36,7 @@ cdef class PageTables:
     cdef uint64_t *words(self, int64_t s, int64_t l) noexcept
     cdef unsigned char *page(self, int32_t page_id) noexcept
     cdef int64_t length(self, int64_t s, int64_t l) noexcept
+    cdef int64_t visible_length(self, int64_t s, int64_t l) noexcept
     cdef int64_t pages_for(self, int64_t rows) noexcept
     cdef void poison_rows(self, int32_t page_id, int64_t start, int64_t stop) noexcept
     cdef int32_t take(self) noexcept

@@ -60,10 +60,14 @@ cdef class PageTables:
     cdef int64_t length(self, int64_t s, int64_t lay) noexcept:
         """Highest valid or reserved slot + 1."""
         cdef Layer *layer = self.layer(s, lay)
-        cdef int64_t index
         if layer.slot == OPEN:
             return layer.slot_start + layer.slot_n
-        for index in range(self.pages_for(layer.end) - 1, -1, -1):
+        return self.visible_length(s, lay)
+
+    cdef int64_t visible_length(self, int64_t s, int64_t lay) noexcept:
+        """Highest valid slot + 1."""
+        cdef int64_t index
+        for index in range(self.pages_for(self.layer(s, lay).end) - 1, -1, -1):
             if self.words(s, lay)[index]:
                 return index * self.tokens + kv_highest_bit(self.words(s, lay)[index]) + 1
         return 0
