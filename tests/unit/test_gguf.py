@@ -172,9 +172,12 @@ def test_files_of_the_field_have_their_shapes(name, shape, kind, nbytes):
         file.tensor("blk.9.ffn_up.weight")
 
 
-def test_another_architecture_is_refused(tmp_path):
-    write_gguf(tmp_path / "x.gguf", {"general.architecture": "mamba"}, [])
-    with pytest.raises(UnsupportedArchitecture, match="'mamba'; allowed: llama, qwen2"):
+@pytest.mark.parametrize(
+    ("given", "said"), [("mamba", "'mamba'"), (np.arange(2, dtype=np.uint32), "array"), (7, "7")]
+)
+def test_another_architecture_is_refused(tmp_path, given, said):
+    write_gguf(tmp_path / "x.gguf", {"general.architecture": given}, [])
+    with pytest.raises(UnsupportedArchitecture, match=f"{said}.*; allowed: llama, qwen2"):
         _ = read_gguf(tmp_path / "x.gguf").architecture
 
 
@@ -199,3 +202,5 @@ def test_a_file_cut_while_it_is_open_is_noticed(tmp_path):
         cut.truncate(100)
     with pytest.raises(GgufTruncated, match="100 bytes"):
         file.check_unchanged_size()
+    path.unlink()
+    file.check_unchanged_size()  # whoever has it mapped has it whole

@@ -111,6 +111,23 @@ def test_contradictory_vocabularies_are_refused():
         made(token_type=np.ones(3, np.int32))
 
 
+@pytest.mark.parametrize(
+    ("metadata", "error", "message"),
+    [
+        ({"model": np.arange(2, dtype=np.uint32)}, TokenizerUnsupported, "ggml.model is array"),
+        ({"pre": ["smollm"]}, TokenizerUnsupported, r"ggml.pre is \['smollm'\]"),
+        ({"add_bos_token": "false"}, GgufInvalid, "add_bos_token is 'false'; allowed: a bool"),
+        ({"add_bos_token": np.ones(2, np.int32)}, GgufInvalid, "add_bos_token is array"),
+        ({"token_type": 3}, GgufInvalid, "token_type is 3; allowed: an array of integers"),
+        ({"token_type": ["3"] * 257}, GgufInvalid, "allowed: an array of integers"),
+        ({"token_type": np.full(257, np.nan, np.float32)}, GgufInvalid, "array of integers"),
+    ],
+)
+def test_metadata_of_another_type_is_named(metadata, error, message):
+    with pytest.raises(error, match=message):
+        made(**metadata)
+
+
 @pytest.mark.parametrize("text", ["", " ", "a\n\n\tb", "é 😀 \u0000", "日本語 12 don't"])
 def test_decode_gives_back_what_encode_took(text):
     for pre in ("gpt-2", "qwen2", "smollm"):

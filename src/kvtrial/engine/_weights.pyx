@@ -437,6 +437,8 @@ cdef class Matrix:
         -------
         float32 (n, rows)
         """
+        if threads < 1:
+            raise ValueError(f"threads is {threads}; give at least 1")
         if x.shape[1] != self.cols:
             raise ValueError(f"x has {x.shape[1]} columns; {self.name} has {self.cols}")
         cdef Py_ssize_t n = x.shape[0], b

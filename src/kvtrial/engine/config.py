@@ -112,10 +112,14 @@ class ModelConfig:
                 f"{file.path}: RoPE turns {rotated} of {self.head_dim} dimensions; allowed: all"
             )
         scaling = read.raw("rope.scaling.type")
-        if scaling not in (None, "none") or "rope_freqs.weight" in file.tensors:
+        if scaling is not None and not (isinstance(scaling, str) and scaling == "none"):
             raise UnsupportedArchitecture(
-                f"{file.path}: RoPE scaling ({scaling or 'rope_freqs.weight'}) does not run here; "
-                "use a model without it"
+                f"{file.path}: RoPE scaling {scaling!r} does not run here; use a model without it"
+            )
+        if "rope_freqs.weight" in file.tensors:
+            raise UnsupportedArchitecture(
+                f"{file.path}: RoPE scaling by rope_freqs.weight does not run here; use a model "
+                "without it"
             )
 
 

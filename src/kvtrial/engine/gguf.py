@@ -105,12 +105,12 @@ class GgufFile:
     def architecture(self) -> str:
         """``general.architecture``, one of ``ARCHITECTURES``; else `UnsupportedArchitecture`."""
         name = self.metadata.get("general.architecture")
-        if name not in ARCHITECTURES:
+        if not isinstance(name, str) or name not in ARCHITECTURES:
             raise UnsupportedArchitecture(
                 f"{self.path}: general.architecture is {name!r}; "
                 f"allowed: {', '.join(ARCHITECTURES)}"
             )
-        return str(name)
+        return name
 
     def tensor(self, name: str) -> GgufTensor:
         """The tensor of that name; else `MissingTensor`."""
@@ -123,7 +123,11 @@ class GgufFile:
 
     def check_unchanged_size(self) -> None:
         """Raise `GgufTruncated` if the file was cut since: touching its map would be SIGBUS."""
-        if (now := self.path.stat().st_size) < self.size:
+        try:
+            now = self.path.stat().st_size
+        except FileNotFoundError:
+            return  # a file that was removed stays whole for whoever has it mapped
+        if now < self.size:
             raise GgufTruncated(
                 f"{self.path}: {now} bytes, was {self.size} when it was opened; fetch it again"
             )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as _Library
 from tokenizers.models import BPE
@@ -81,7 +82,11 @@ class Tokenizer:
         self.vocab_size = len(self._tokens)
         self.bos_id = self._special_id("bos")
         self.eos_id = self._special_id("eos")
-        self._add_bos = bool(self._get("add_bos_token", False))
+        self._add_bos = self._get("add_bos_token", False)
+        if not isinstance(self._add_bos, bool):
+            raise GgufInvalid(
+                f"{file.path}: tokenizer.ggml.add_bos_token is {self._add_bos!r}; allowed: a bool"
+            )
         if self._add_bos and self.bos_id is None:
             raise TokenizerUnsupported(
                 f"{file.path}: add_bos_token is true but bos_token_id is missing; convert the model "
@@ -130,7 +135,7 @@ class Tokenizer:
     def _refuse_unsupported(self) -> None:
         for key, allowed in (("model", ["gpt2"]), ("pre", sorted(PRE_TOKENIZERS))):
             value = self._get(key)
-            if value not in allowed:
+            if not isinstance(value, str) or value not in allowed:
                 raise TokenizerUnsupported(
                     f"{self._file.path}: tokenizer.ggml.{key} is {value!r}; "
                     f"allowed: {', '.join(allowed)}"
@@ -163,7 +168,11 @@ class Tokenizer:
         library = _Library(BPE(vocab=vocab, merges=merges))
         library.pre_tokenizer = PRE_TOKENIZERS[self._get("pre")]()
         library.decoder = decoders.ByteLevel()
-        types = self._get("token_type", [])
+        types = self._get("token_type", np.zeros(0, np.int32))
+        if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":
+            raise GgufInvalid(
+                f"{path}: tokenizer.ggml.token_type is {types!r}; allowed: an array of integers"
+            )
         if len(types) not in (0, self.vocab_size):
             raise GgufInvalid(
                 f"{path}: tokenizer.ggml.token_type has {len(types)} entries for "

@@ -174,6 +174,7 @@ class Model:
         """
         tokens = self._checked_ids(ids)
         self._check_shape(session)
+        self.file.check_unchanged_size()
         if chunk < 1:
             raise InvalidArgument(f"chunk is {chunk}; give the positions of a chunk, at least 1")
         run = self._prefill(min(chunk, len(tokens)), threads)
@@ -302,6 +303,7 @@ class Decoder:
         _check_activations(activations)
         if batch < 1 or threads < 1:
             raise InvalidArgument(f"batch is {batch}, threads {threads}; give at least 1")
+        model.file.check_unchanged_size()
         self.model = model
         self.direct = direct
         self._scratch = Scratch(
