@@ -282,7 +282,7 @@ def test_a_disk_that_does_not_give_the_bytes_is_named(folder, store):
             cold.restore(tokens(2 * P), store.open_session())
         assert raised.value.errno == errno.EBADF and isinstance(raised.value, OSError)
         assert store.pages_free == free
-        assert [re.search(message, fault.what) is None for fault in cold.verify()] == [False] * 2
+        assert [re.search(message, fault.what) is None for fault in cold.verify()] == [False] * 3
         del cold._log._files[1]
         os.close(broken.fd)
         assert restored(cold, store, 0) == 2 * P
@@ -384,3 +384,197 @@ def test_a_store_emptied_by_gc_goes_on(folder, store):
             cold.delete(tokens(2 * P, 0))
             cold.gc()
             assert list((folder / "segments").iterdir()) == []
+
+
+def test_an_interrupted_write_poisons_until_what_is_durable_is_known(folder, store, monkeypatch):
+    """The batch is in the file and not in the index: what came next would build on neither."""
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold.spill(store.filled(2 * P, seed=0), tokens(2 * P, 0))
+
+        def interrupt(fd):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "fsync", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                cold.delete(tokens(2 * P, 0))
+        with pytest.raises(errors.StorePoisoned, match="cut short by KeyboardInterrupt"):
+            cold.spill(store.filled(2 * P, seed=0), tokens(2 * P, 0))
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert restored(cold, store, 0) == 0  # the deletion was whole
+        cold.spill(store.filled(2 * P, seed=0), tokens(2 * P, 0))
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert restored(cold, store, 0) == 2 * P
+
+
+@pytest.mark.parametrize("owner", ["index", "folder"])
+def test_a_segment_that_may_not_be_gone_for_good_poisons(folder, store, monkeypatch, owner):
+    def failing(*args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold.spill(store.filled(2 * P), tokens(2 * P))
+        cold.delete(tokens(2 * P))
+        with monkeypatch.context() as patch:
+            if owner == "index":
+                patch.setattr(index.Index, "sync", failing)
+            else:
+                patch.setattr(disk, "fsync_dir", failing)
+            with pytest.raises(errors.StorePoisoned, match="segment 1 was not removed for good"):
+                cold.gc()
+        with pytest.raises(errors.StorePoisoned, match="reopen"):
+            cold.catalogue()
+
+
+def test_what_a_spills_own_progress_deletes_or_collects_costs_it_nothing(kind, folder, store):
+    """Making room while pages come in is what progress is for."""
+    with open_cold(kind, folder, store.identity()) as cold:
+        shared = np.concatenate([tokens(P), 5000 + np.arange(P)])
+        cold.spill(store.filled(2 * P, seed=0), tokens(2 * P))
+
+        def make_room(done, to_do):
+            cold.delete(tokens(2 * P))
+            cold.gc()
+
+        cold.spill(store.filled(2 * P, seed=0), shared, batch_pages=1, progress=make_room)
+        assert cold.contains(shared) == 2 * P
+        assert cold.contains(tokens(2 * P)) == P  # what they share
+        cold.gc()
+        assert cold.contains(shared) == 2 * P and cold.verify() == []
+
+
+@pytest.mark.parametrize("gone", ["a byte", "the file"])
+def test_bytes_that_were_there_once_are_missed(folder, store, gone):
+    """A sync is older than what the index says of it, so no crash takes them away."""
+    spilled("Z2", folder, store, 0, 1)
+    segment = folder / "segments" / "00000001.seg"
+    if gone == "a byte":
+        damaged = store.filled(2 * P, seed=1).contents()[0][1]
+        os.truncate(segment, segment.read_bytes().index(damaged) + 3)
+    else:
+        segment.unlink()
+    for _ in range(2):  # it is said again
+        with open_cold("Z2", folder, store.identity()) as cold:
+            keys = {entry.key for entry in cold.catalogue()}
+            assert len(keys) == 2
+            faults = cold.verify()
+            assert {fault.what for fault in faults} == {"the page is missing"}
+            named = {key for fault in faults for key in fault.sequences}
+            assert len(named) == (1 if gone == "a byte" else 2)
+            assert [restored(cold, store, n) for n in (0, 1)] == (
+                [2 * P, P] if gone == "a byte" else [0, 0]
+            )
+    with open_cold("Z2", folder, store.identity()) as cold:
+        for key in named:
+            assert cold.delete(key)
+        assert cold.verify() == []
+
+
+def test_a_damaged_head_of_what_nobody_needs_is_named_and_in_no_other_segments_way(
+    folder, store, monkeypatch
+):
+    monkeypatch.setattr("kvtrial.cold.segments.SEGMENT_BYTES", 5000)
+    with open_cold("Z2", folder, store.identity()) as cold:
+        for first in range(6):
+            cold.spill(store.filled(2 * P, seed=first), tokens(2 * P, first))
+        for first in (0, 1, 2, 3):
+            cold.delete(tokens(2 * P, first))
+        assert cold.verify() == []
+        damage(folder / "segments" / "00000001.seg", b"KVR2")
+        (fault,) = cold.verify()
+        assert (fault.key, fault.sequences) == ("", ())
+        assert re.fullmatch(
+            r".*00000001\.seg at offset 32: the record's head is damaged", fault.what
+        )
+        before = cold.disk_bytes()
+        with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg at offset 32"):
+            cold.gc()
+        assert cold.disk_bytes() < before
+        left = [p.name for p in sorted((folder / "segments").iterdir())]
+        assert "00000001.seg" in left and "00000002.seg" not in left
+        assert [restored(cold, store, n) for n in range(6)] == [0] * 4 + [2 * P] * 2
+
+
+def test_a_damaged_header_of_the_newest_segment_keeps_nothing_from_opening(folder, store):
+    spilled("Z2", folder, store, 0)
+    damage(folder / "segments" / "00000001.seg", b"KVTSEG")
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert restored(cold, store, 0) == 2 * P
+        (fault,) = cold.verify()
+        assert fault.what.endswith("00000001.seg at offset 0: the file header is damaged")
+        cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]
+
+
+def test_a_file_that_is_no_segment_is_named(folder, store):
+    spilled("Z2", folder, store, 0)
+    stray = folder / "segments" / "00000001.bak.seg"
+    stray.write_bytes(b"")
+    with pytest.raises(errors.ForeignStore, match=r"00000001\.bak\.seg is no segment"):
+        open_cold("Z2", folder, store.identity())
+    stray.unlink()
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert restored(cold, store, 0) == 2 * P
+
+
+def test_a_format_file_that_is_no_text_is_named(kind, folder, store):
+    spilled(kind, folder, store, 0)
+    file = folder / "FORMAT.json"
+    whole = file.read_bytes()
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x80]) + whole[at + 1 :])
+        with pytest.raises(errors.ForeignStore, match="is no JSON"):
+            open_cold(kind, folder, store.identity())
+    file.write_bytes(whole)
+    with open_cold(kind, folder, store.identity()) as cold:
+        assert restored(cold, store, 0) == 2 * P
+
+
+def test_a_folder_that_another_makes_at_the_same_time_is_no_foreign_one(
+    kind, folder, store, monkeypatch
+):
+    real = disk.fsync_dir
+
+    def meanwhile(path):
+        folder.mkdir(exist_ok=True)
+        real(path)
+
+    deeper = folder.parent  # it is there; what syncs it comes before the new folder is made
+    monkeypatch.setattr(disk, "fsync_dir", meanwhile)
+    with open_cold(kind, folder, store.identity()) as cold:
+        assert deeper.is_dir() and cold.catalogue() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "writing", "error", "message"),
+    [
+        (
+            "IO error: While pread: x.blob: Input/output error",
+            False,
+            "Unreadable",
+            "check the disk",
+        ),
+        (
+            "IO error: While pread: x.blob: Too many open files",
+            False,
+            "Unreadable",
+            "check the disk",
+        ),
+        ("IO error: While appending: x.log: Input/output error", True, "StorePoisoned", "reopen"),
+        ("IO error: No such file or directory: x.sst", False, "CorruptIndex", "advice"),
+        ("Corruption: Blob CRC mismatch", False, "CorruptIndex", "advice"),
+        ("IO error: No space left on device: x", True, "DiskFull", "free space"),
+        (
+            "IO error: While lock file: x: Resource temporarily unavailable",
+            False,
+            "StoreLocked",
+            "x",
+        ),
+    ],
+)
+def test_a_disk_that_fails_below_rocksdb_is_no_damage(folder, text, writing, error, message):
+    """Following the advice for damage would destroy what is sound."""
+    found = index._translate(Exception(text), folder, "advice", writing)
+    assert type(found).__name__ == error
+    assert message in str(found) and text in str(found)

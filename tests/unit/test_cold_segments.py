@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import tracemalloc
 
 import numpy as np
@@ -12,7 +13,7 @@ import xxhash
 from kvtrial.cold._reader import SHORT_BYTES, WINDOW_BYTES, checksum
 
 from kvtrial.cold import errors, segments
-from kvtrial.cold.records import HEADER_BYTES, PAGE, Record
+from kvtrial.cold.records import HEADER_BYTES, MAGIC, PAGE, Header, Record
 from kvtrial.cold.recovery import recover
 from kvtrial.cold.segments import SegmentLog, Wanted
 
@@ -320,3 +321,18 @@ def test_a_full_disk_at_a_new_segment_leaves_the_old_one(folder, monkeypatch):
     log, names = opened(folder)
     assert names == ["a", "c"] and log.numbers() == [1, 2]
     log.close()
+
+
+@pytest.mark.parametrize(
+    ("pages", "payload"), [(3, 2), (2, 3), (0, 1), (1, 0), (2**32 - 1, 2**32 - 2)]
+)
+def test_a_record_whose_pages_do_not_fit_its_bytes_is_damaged_whatever_its_sums_say(pages, payload):
+    fields = [MAGIC, PAGE, 0, 1, 1, 0, pages, payload, key("a"), xxhash.xxh3_64_intdigest(b"")]
+    covered = struct.pack("<4sIIIQIIQ32sQ", *fields)
+    header = covered + xxhash.xxh3_64_intdigest(covered).to_bytes(8, "little")
+    assert len(header) == HEADER_BYTES
+    assert Header.parse(header) is None
+    fields[6:8] = 2, 4
+    covered = struct.pack("<4sIIIQIIQ32sQ", *fields)
+    header = covered + xxhash.xxh3_64_intdigest(covered).to_bytes(8, "little")
+    assert Header.parse(header).location(1, 32).pages == 2

@@ -150,8 +150,13 @@ def test_a_store_is_looked_after_without_an_identity(kind, store, tmp_path):
         assert cold.contains(1 + tokens(P)) == P
 
 
-def test_deleted_space_comes_back_and_deleted_pages_do_not(kind, store, tmp_path):
+@pytest.mark.parametrize("between", ["one opening", "another opening"])
+def test_deleted_space_comes_back_and_deleted_pages_do_not(kind, store, tmp_path, between):
     session = store.filled(8 * P)
+    if between == "another opening":  # where a file holds what stays and what goes
+        with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+            cold.spill(session, tokens(8 * P))
+            cold.spill(session, 1 + tokens(8 * P))
     for reopened in range(2):
         with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
             if not reopened:

@@ -103,3 +103,28 @@ def test_a_folder_without_a_store_stays_as_it_is(tmp_path):
         with pytest.raises(errors.ForeignStore, match="holds no cold store"):
             cli.main(["cold", "gc", str(path)])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_key_deletes_nothing(tmp_path):
+    """As an unset variable of a script gives it, where one sequence alone is stored."""
+    store = PatternStore()
+    with open_cold("Z2", tmp_path / "cold", store.identity()) as cold:
+        cold.spill(store.filled(P), np.arange(P))
+    with pytest.raises(InvalidArgument, match="'' is the beginning of 1 keys"):
+        cli.main(["cold", "delete", str(tmp_path / "cold"), ""])
+    with open_cold("Z2", tmp_path / "cold", store.identity()) as cold:
+        assert cold.contains(np.arange(P)) == P
+
+
+def test_damage_beside_the_pages_is_shown_and_the_command_fails(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    store = PatternStore()
+    with open_cold("Z2", tmp_path / "cold", store.identity()) as cold:
+        cold.spill(store.filled(P), np.arange(P))
+    segment = tmp_path / "cold" / "segments" / "00000001.seg"
+    segment.write_bytes(b"?" + segment.read_bytes()[1:])
+    assert cli.main(["cold", "verify", str(tmp_path / "cold")]) == 1
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first == f"{segment} at offset 0: the file header is damaged"
+    assert "spill what you need into another folder" in second
+    assert last.startswith("damaged pages: 0; ")

@@ -14,9 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtrial.cold import ColdStore, open_cold
+from kvtrial.cold import ColdStore, keys, open_cold
 from kvtrial.cold.errors import ColdError
-from kvtrial.cold.pattern import PATTERN_ROWS, PatternStore, pattern_session, pattern_tokens
+from kvtrial.cold.pattern import (
+    PATTERN_ROWS,
+    SHARED_ROWS,
+    PatternStore,
+    pattern_session,
+    pattern_tokens,
+)
 
 Say = Callable[..., object]
 Said = list[list[str]]
@@ -154,14 +160,24 @@ class Promise:
         return found
 
 
-def check(kind: str, folder: Path, said: Said, first: int = 0) -> Crash:
-    """Open what is left and compare it with what was acknowledged, in a process of its own."""
+def key_of(store: PatternStore, n: int) -> str:
+    """The catalogue's key of sequence ``n``."""
+    return [page.key.hex() for page in keys.chain(store.identity(), pattern_tokens(n))][-1]
+
+
+def check(
+    kind: str, folder: Path, said: Said, first: int = 0, lost: frozenset[int] = frozenset()
+) -> Crash:
+    """Open what is left and compare it with what was acknowledged, in a process of its own.
+
+    ``lost``: sequences that may be damaged, and have to be named then; no others may.
+    """
     promise = Promise.of(said)
     result = Crash(next_sequence=max(promise.rows, default=first) + 2)
     result.problems += [f"the writer ended with code {w[1]}" for w in said if w[0] == "died"]
 
     def look(say: Say) -> None:
-        _look(kind, folder, promise, result.next_sequence - 1, say)
+        _look(kind, folder, promise, lost, result.next_sequence - 1, say)
 
     for word, *rest in forked(look):
         if word == "recovered":
@@ -173,17 +189,21 @@ def check(kind: str, folder: Path, said: Said, first: int = 0) -> Crash:
     return result
 
 
-def _look(kind: str, folder: Path, promise: Promise, another: int, say: Say) -> None:
+def _look(
+    kind: str, folder: Path, promise: Promise, lost: frozenset[int], another: int, say: Say
+) -> None:
     store = PatternStore()
+    may_be_named = {key_of(store, n) for n in lost}
     try:
         with open_cold(kind, folder, store.identity()) as cold:
             for fault in cold.verify():
-                say("problem", fault.key[:16], fault.what)
+                if not fault.sequences or not may_be_named.issuperset(fault.sequences):
+                    say("problem", fault.key[:16], fault.what)
             if {entry.rows for entry in cold.catalogue()} - {PATTERN_ROWS}:
                 say("problem", "the catalogue lists other numbers of rows")
             for n, rows in promise.rows.items():
                 found = cold.contains(pattern_tokens(n))
-                if n in promise.deleted and found == PATTERN_ROWS:
+                if n in promise.deleted and found > SHARED_ROWS:
                     say("problem", f"sequence {n} was deleted and is back")
                 if n not in promise.doubtful:
                     say("acknowledged")

@@ -39,13 +39,14 @@ from kvtrial.cold.aftermath import (
     check,
     compare,
     forked,
+    key_of,
     spill_aloud,
     write_and_die,
     write_forever,
     write_some,
 )
 from kvtrial.cold.errors import ColdError, StoreLocked, StorePoisoned
-from kvtrial.cold.pattern import PATTERN_ROWS, PatternStore, pattern_tokens
+from kvtrial.cold.pattern import PatternStore
 from kvtrial.measure.child import Row, Spec, main
 
 #: A writer is killed within this many seconds.
@@ -248,7 +249,8 @@ def truncated(at: Round) -> Crash:
     (path,) = at.store.rglob(name)
     os.truncate(path, cut)
     kept = [w for w in said if w[-2] != name or int(w[-1]) <= cut]
-    return check(at.kind, at.store, kept)
+    lost = Promise.of(said).rows.keys() - {int(w[1]) for w in kept if w[0] == "stored"}
+    return check(at.kind, at.store, kept, lost=frozenset(lost))
 
 
 def flipped_bit(at: Round) -> Crash:
@@ -275,23 +277,24 @@ def flipped_bit(at: Round) -> Crash:
         store = PatternStore()
         try:
             cold = open_cold(at.kind, at.store, store.identity())
-        except ColdError:
+        except ColdError as error:
+            if path.suffix == ".seg":  # the index is sound, and nothing is replayed
+                say("problem", f"a damaged segment keeps the store from opening: {error}")
             return
-        with cold:
-            named = 0
-            with contextlib.suppress(ColdError):
-                named = -1
-                named = len(cold.verify())
+        with contextlib.suppress(ColdError), cold:  # closing names damage too
+            try:
+                named = {key for fault in cold.verify() for key in fault.sequences}
+            except ColdError:  # the index itself
+                named = {key_of(store, n) for n in promise.rows}
             for n, rows in promise.rows.items():
                 if n in promise.doubtful:
                     continue
+                missing = n == last or key_of(store, n) in named
                 try:
-                    found = cold.contains(pattern_tokens(n))
-                    compare(cold, store, n, 0 if named or n == last else rows, say)
-                except ColdError:
-                    continue
-                if found > PATTERN_ROWS:
-                    say("problem", f"sequence {n} has {found} rows")
+                    compare(cold, store, n, 0 if missing else rows, say)
+                except ColdError as error:
+                    if not missing:
+                        say("problem", f"sequence {n} was not named, and {error}")
 
     for word, *rest in forked(look):
         if word == "recovered":

@@ -106,7 +106,7 @@ def make_dir(path: Path) -> None:
             fsync_dir(path.parent)
         return
     make_dir(path.parent)
-    path.mkdir()
+    path.mkdir(exist_ok=True)  # another may make it at the same time
     fsync_dir(path.parent)
 
 

@@ -86,11 +86,11 @@ def kind_of(path: Path) -> str | None:
 def _written(file: Path) -> dict[str, Any] | None:
     """What the format file says, None where there is none."""
     try:
-        text = file.read_text(encoding="utf-8")
+        data = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        found = json.loads(text)
+        found = json.loads(data.decode("utf-8"))
     except ValueError as error:
         raise ForeignStore(f"{file} is no JSON ({error}); use another folder") from None
     if not isinstance(found, dict):

@@ -7,6 +7,7 @@ are indexed. All puts of a batch go in one atomic write.
 
 from __future__ import annotations
 
+import errno
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,16 @@ from pathlib import Path
 
 import rocksdict
 
-from kvtrial.cold.errors import CorruptIndex, DiskFull, StoreLocked
+from kvtrial.cold.errors import CorruptIndex, DiskFull, StoreLocked, StorePoisoned, Unreadable
 
 FAMILIES = ("prefix", "pages", "snapshots", "ledger")
 #: Values from this size on (bytes) go to blob files: pages do, locations don't.
 MIN_BLOB_BYTES = 1024
+
+#: Which part of the blob files, oldest first, a compaction rewrites: where RocksDB runs one by itself,
+#: its default, so that a spill doesn't write pages again and again; where `gc` asks for one, all.
+_AGE_CUTOFF = "blob_garbage_collection_age_cutoff"
+_BY_ITSELF, _ASKED_FOR = "0.25", "1.0"
 
 _WAL_SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 _GET_US = re.compile(r"rocksdb\.db\.get\.micros .* SUM : (\d+)")
@@ -80,13 +86,19 @@ def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
     return options
 
 
-def _translate(error: Exception, path: Path, advice: str) -> Exception:
+def _translate(error: Exception, path: Path, advice: str, writing: bool) -> Exception:
     """RocksDB's bare exception as one of ours, by its status text."""
     text = str(error)
     if "lock hold" in text or "While lock file" in text:
         return StoreLocked(f"{path} is open elsewhere ({text}); close it or use another folder")
     if "No space" in text:
         return DiskFull(f"{path}: {text}; free space and reopen")
+    if text.startswith("IO error") and "No such file" not in text:
+        if writing:
+            return StorePoisoned(f"{path}: {text}; check the disk and reopen the store")
+        return Unreadable(
+            errno.EIO, f"{path}: {text}; nothing was changed; check the disk, then try again"
+        )
     return CorruptIndex(f"{path}: {text}; {advice}")
 
 
@@ -133,8 +145,8 @@ class Index:
         self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
         self.handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
 
-    def _ours(self, error: Exception) -> Exception:
-        return _translate(error, self.path, self._advice)
+    def _ours(self, error: Exception, writing: bool = False) -> Exception:
+        return _translate(error, self.path, self._advice, writing)
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """The value, or None."""
@@ -184,7 +196,7 @@ class Index:
         try:
             self._db.write(batch.writes, options)
         except Exception as error:
-            raise self._ours(error) from error
+            raise self._ours(error, writing=True) from error
 
     @property
     def get_us(self) -> int:
@@ -211,15 +223,18 @@ class Index:
         try:
             self._db.flush_wal(True)
         except Exception as error:
-            raise self._ours(error) from error
+            raise self._ours(error, writing=True) from error
 
     def compact(self, family: str) -> None:
-        """Rewrite a family without what was deleted."""
+        """Rewrite a family, blob files too, without what was deleted."""
+        rewritten = self._families[family]
         try:
-            self._families[family].flush()
-            self._families[family].compact_range(None, None)
+            rewritten.flush()
+            rewritten.set_options({_AGE_CUTOFF: _ASKED_FOR})
+            rewritten.compact_range(None, None)
+            rewritten.set_options({_AGE_CUTOFF: _BY_ITSELF})
         except Exception as error:
-            raise self._ours(error) from error
+            raise self._ours(error, writing=True) from error
 
     def close(self) -> None:
         """Close the database; unsynced writes stay in the operating system's hands."""

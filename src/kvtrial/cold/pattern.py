@@ -14,6 +14,7 @@ from kvtrial.cold.keys import Identity
 from kvtrial.contract import I64, Bool, InvalidArgument, PoolExhausted, StoreSpec
 
 PATTERN_ROWS = 37  # two whole pages of 16 and a partial one
+SHARED_ROWS = 16  # the first page, which others have too
 
 
 class PatternStore:

@@ -157,11 +157,17 @@ class Header(NamedTuple):
 
     @classmethod
     def parse(cls, data: Buffer) -> Header | None:
-        """None where magic or sum is wrong: nothing of it may be believed then."""
+        """None where magic or sum is wrong, or pages and bytes don't fit: nothing of it may be believed
+        then."""
         magic, *fields, check = _RECORD.unpack_from(data)
         if magic != MAGIC or checksum(memoryview(data)[: HEADER_BYTES - _SUM]) != check:
             return None
-        return cls(*fields)
+        found = cls(*fields)
+        # Pages are of one size, and none is empty.
+        fits = (
+            divmod(found.payload_nbytes, found.pages) if found.pages else (1, found.payload_nbytes)
+        )
+        return found if fits[0] > 0 and fits[1] == 0 else None
 
     def location(self, segment: int, offset: int) -> Location:
         """Where the record lies whose header this is."""

@@ -28,9 +28,11 @@ def recover(log: SegmentLog, start: Position | None) -> Iterator[list[Found]]:
     log.end = start or START
     for number in numbers:
         last = number == numbers[-1]
-        log.end = _first_position(log, number, last)
+        header = log.header(number)
         if start is not None and number == start.segment:
-            log.end = start
+            log.end = start  # known to be whole up to there, whatever its header has come to
+        else:
+            log.end = _first_position(log, number, header, last)
         while batch := _batch_at(log, log.end):
             found = batch[-1]
             offset = found.location.offset + found.location.nbytes
@@ -40,18 +42,17 @@ def recover(log: SegmentLog, start: Position | None) -> Iterator[list[Found]]:
         _end_segment(log, last)
 
 
-def _first_position(log: SegmentLog, number: int, last: bool) -> Position:
+def _first_position(
+    log: SegmentLog, number: int, header: FileHeader | None, last: bool
+) -> Position:
     """Check a segment's own header; a torn one of the last segment is written again."""
     file = log.file(number)
-    data = bytearray(FILE_HEADER_BYTES)
-    n = log.read_raw(number, data, 0)
-    header = FileHeader.parse(data, str(file.path)) if n == FILE_HEADER_BYTES else None
     if header is not None:
         if header.segment != number:
             raise CorruptSegment(f"{file.path} at offset 0 says it is segment {header.segment}")
         return Position(number, FILE_HEADER_BYTES, header.first_batch)
     if last and not _batches_behind(log, Position(number, 0, 0)):
-        log.recovered.truncated_bytes += n
+        log.recovered.truncated_bytes += min(log.size(number), FILE_HEADER_BYTES)
         os.ftruncate(file.fd, 0)
         disk.write_all(file.fd, [FileHeader(number, log.end.batch).encode()], 0)
         return Position(number, FILE_HEADER_BYTES, log.end.batch)

@@ -50,7 +50,9 @@ class Entry(NamedTuple):
 
 class Fault(NamedTuple):
     """A page that `ColdStore.verify` found damaged: its key, what is wrong, and the catalogue's keys of
-    the sequences that need it. Without one, `ColdStore.gc` takes it."""
+    the sequences that need it. Without one, `ColdStore.gc` takes it.
+
+    Without a key it is no page: ``what`` names a place in a file of Z2 that the index makes up for."""
 
     key: str
     what: str

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from kvtrial.cold import disk
-from kvtrial.cold.errors import ColdError, CorruptIndex, StorePoisoned
+from kvtrial.cold.errors import ColdError, CorruptIndex, CorruptSegment, StorePoisoned
 from kvtrial.cold.index import Batch, Index, Snapshot
 from kvtrial.cold.page import Page
 from kvtrial.cold.prefix import Stored
@@ -31,6 +31,7 @@ MOVE_RECORDS = 8
 
 _CHECKPOINT = struct.Struct("<QQQ")
 _NO_SNAPSHOT = bytes(32)
+_NOWHERE = Location(0, 0, 0, 0, 0)
 
 
 class SegmentStore(ColdStore):
@@ -57,11 +58,17 @@ class SegmentStore(ColdStore):
     def _replay(self) -> None:
         """Index the batches that the index has not seen."""
         start = self._checkpoint()
+        known: dict[bytes, bytes] = {}
         if start is None:
+            # No crash takes synced bytes away. Where the index knew of more than is there, what it
+            # knew stays listed, so that `verify` names what is lost.
+            known = dict(self._index.items("snapshots"))
             self._index.clear()
             self._log.recovered.rebuilt = bool(self._log.numbers())
         for batch in recover(self._log, start):
             self._apply((f.header.kind, f.header.key, f.meta, f.location) for f in batch)
+        if known:
+            self._apply((SNAPSHOT, key, meta, _NOWHERE) for key, meta in known.items())
 
     def _checkpoint(self) -> Position | None:
         """How far the segments are indexed; None where the index can't be gone on with."""
@@ -149,21 +156,46 @@ class SegmentStore(ColdStore):
             dead = [n for n in self._log.numbers() if live[n] < LIVE_FRACTION * self._log.size(n)]
             if dead and dead[-1] == self._log.end.segment:
                 self._log.sealed = True
+        stuck: CorruptSegment | None = None
         for n, number in enumerate(dead, start=1):
-            records = self._log.scan(number)
-            while step := list(islice(records, MOVE_RECORDS)):
-                with self._using():
-                    if moved := [record for found in step if (record := self._moved(found))]:
-                        self._poisoning(self._append, moved)
-            with self._using():
-                self._poisoning(self._remove, number)
+            try:
+                self._empty(number)
+            except CorruptSegment as error:
+                stuck = stuck or error  # that one stays, and is in no other's way
             progress(n, len(dead))
+        if stuck is not None:
+            raise stuck
+
+    def _empty(self, number: int) -> None:
+        """Write what is live in a segment again, and remove it."""
+        records = self._log.scan(number)
+        while step := list(islice(records, MOVE_RECORDS)):
+            with self._using():
+                if moved := [record for found in step if (record := self._moved(found))]:
+                    self._poisoning(self._append, moved)
+        with self._using():
+            self._poisoning(self._remove, number)
 
     def _remove(self, number: int) -> None:
-        # The index must not point into the file, not even after a crash that undoes its last
-        # unsynced writes.
-        self._index.sync()
-        self._log.remove(number)
+        try:
+            # The index must not point into the file, not even after a crash that undoes its last
+            # unsynced writes.
+            self._index.sync()
+            self._log.remove(number)
+        except (ColdError, OSError) as error:
+            raise StorePoisoned(
+                f"segment {number} was not removed for good ({error}); check the disk and reopen the "
+                "store"
+            ) from error
+
+    def _damage_between(self) -> list[str]:
+        found = []
+        for number in self._log.numbers():
+            try:
+                found += self._log.damaged_heads(number)
+            except FileNotFoundError:
+                continue  # gc took it meanwhile
+        return found
 
     def _moved(self, found: Found) -> Record | None:
         """A record as it is written again, or None where nothing needs it any more."""

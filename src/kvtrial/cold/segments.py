@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +20,15 @@ import numpy as np
 from kvtrial.cold import disk
 from kvtrial.cold._reader import ENDED, FAILED, SHORT_BYTES, SOUND, read_records
 from kvtrial.cold.disk import Buffer
-from kvtrial.cold.errors import ColdError, CorruptSegment, DiskFull, StorePoisoned, Unreadable
+from kvtrial.cold.errors import (
+    ColdError,
+    CorruptSegment,
+    DiskFull,
+    ForeignStore,
+    FormatMismatch,
+    StorePoisoned,
+    Unreadable,
+)
 from kvtrial.cold.records import (
     FILE_HEADER_BYTES,
     HEADER_BYTES,
@@ -35,6 +44,7 @@ from kvtrial.contract import I64
 #: A segment is sealed once it has grown past this (bytes); gc works on whole segments.
 SEGMENT_BYTES = 256 << 20
 
+_NAME = re.compile(r"[0-9]{8,}\.seg")
 _ENDS = "the file ends inside the record"
 
 
@@ -109,7 +119,11 @@ class SegmentLog:
 
     def numbers(self) -> list[int]:
         """Segments on disk, oldest first."""
-        return sorted(int(p.stem) for p in self.folder.glob("*.seg"))
+        found = list(self.folder.glob("*.seg"))
+        for path in found:
+            if not _NAME.fullmatch(path.name):
+                raise ForeignStore(f"{path} is no segment of this store; move it out of its folder")
+        return sorted(int(path.stem) for path in found)
 
     def size(self, segment: int) -> int:
         """Bytes of a segment file."""
@@ -117,15 +131,17 @@ class SegmentLog:
 
     def file(self, segment: int) -> SegmentFile:
         """The open file of a segment."""
-        if segment not in self._files:
+        found = self._files.get(segment)
+        if found is None:
             try:
-                self._files[segment] = SegmentFile(self.path(segment))
+                # Of two threads that open it, both go on with one.
+                found = self._files.setdefault(segment, SegmentFile(self.path(segment)))
             except FileNotFoundError:
                 raise CorruptSegment(
                     f"{self.path(segment)} is gone and the index points into it; restore it, "
                     "or delete the index folder to go on with what is left"
                 ) from None
-        return self._files[segment]
+        return found
 
     def corrupt(self, location: Location, why: str) -> CorruptSegment:
         """The error for a damaged record."""
@@ -285,8 +301,9 @@ class SegmentLog:
 
     def read_raw(self, segment: int, into: bytearray, offset: int) -> int:
         """Bytes of the file as they are; how many came, fewer only at its end."""
+        file = self.file(segment)  # held, so that its descriptor stays open
         try:
-            return disk.read_into(self.file(segment).fd, [into], offset)
+            return disk.read_into(file.fd, [into], offset)
         except OSError as error:
             raise self._unreadable(segment, offset, error.errno or 0) from error
 
@@ -297,6 +314,13 @@ class SegmentLog:
             "nothing was changed; check the disk, then put the file back from a copy, or delete() what "
             "verify() names and spill it again",
         )
+
+    def header(self, segment: int) -> FileHeader | None:
+        """A segment's own header, None where it is damaged; `FormatMismatch` for another version's."""
+        data = bytearray(FILE_HEADER_BYTES)
+        if self.read_raw(segment, data, 0) < FILE_HEADER_BYTES:
+            return None
+        return FileHeader.parse(data, str(self.path(segment)))
 
     def head_at(self, segment: int, offset: int) -> Found | None:
         """The record at ``offset``, by its head; None where that is damaged or the file too short."""
@@ -342,6 +366,20 @@ class SegmentLog:
                 )
             yield found
             offset += found.location.nbytes
+
+    def damaged_heads(self, segment: int) -> list[str]:
+        """What is wrong with a segment's own header, and the first damaged record head in it; what
+        follows that one can't be found from here."""
+        found = []
+        try:
+            header = self.header(segment)
+            if header is None or header.segment != segment:
+                found.append(f"{self.path(segment)} at offset 0: the file header is damaged")
+            for _ in self.scan(segment):
+                pass
+        except (CorruptSegment, FormatMismatch, Unreadable) as error:
+            found.append(str(error).partition("; run verify()")[0])
+        return found
 
     def close(self) -> None:
         """Let go of every file."""

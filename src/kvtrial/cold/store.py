@@ -83,6 +83,8 @@ class ColdStore(ABC):
         self._collecting = threading.Lock()
         self._poison: str | None = None
         self._closed = False
+        #: Pages of the spill that is under way: its progress may call `delete` and `gc`.
+        self._in_use: set[bytes] = set()
         self._lock_fd = folder.claim(path, self.kind)
         try:
             self._open()
@@ -176,7 +178,7 @@ class ColdStore(ABC):
             def take_all(batch: list[int]) -> list[Page]:
                 return [take(session, i, chain[i], valid) for i in batch]
 
-            with ahead(take_all, batches) as taken:
+            with self._using_pages(snapshot.page_keys), ahead(take_all, batches) as taken:
                 for n, pages in enumerate(taken, start=1):
                     last = n == len(batches)
                     self._poisoning(self._write, pages, snapshot if last else None)
@@ -272,7 +274,7 @@ class ColdStore(ABC):
             if data is None:
                 return False
             snapshot = Snapshot.decode(data)
-            kept = {k for s in self._snapshots() if s.key != snapshot.key for k in s.page_keys}
+            kept = self._needed(but=snapshot.key)
             unshared = [k for k in snapshot.page_keys if k not in kept]
             self._poisoning(self._drop, snapshot, unshared)
             return True
@@ -299,7 +301,7 @@ class ColdStore(ABC):
         with self._collecting:
             before = self.disk_bytes()
             with self._using():
-                kept = {k for s in self._snapshots() for k in s.page_keys}
+                kept = self._needed()
                 orphans = [k for k, _ in self._index.items("prefix") if k not in kept]
                 if orphans:
                     self._poisoning(self._drop, None, orphans)
@@ -307,7 +309,8 @@ class ColdStore(ABC):
             return before - self.disk_bytes()
 
     def verify(self, progress: Progress | None = None) -> list[Fault]:
-        """Read every page and compare it with its content address; an empty list is sound.
+        """Read every page and compare it with its content address, and look at all that stands between
+        the pages; an empty list is sound.
 
         Others come in between the pages; what they delete is left out.
 
@@ -330,10 +333,15 @@ class ColdStore(ABC):
                 found = self._index.get_many("prefix", snapshot.page_keys)
                 lost = (key for key, data in zip(snapshot.page_keys, found) if data is None)
                 damage |= dict.fromkeys(lost, "the page is missing")
-        return [
+        pages = [
             Fault(key.hex(), what, tuple(s.key.hex() for s in snapshots if key in s.page_keys))
             for key, what in damage.items()
         ]
+        return pages + [Fault("", what, ()) for what in self._damage_between()]
+
+    def _damage_between(self) -> list[str]:
+        """What is wrong with the files beside the pages; nothing where RocksDB keeps them all."""
+        return []
 
     def _damage_of(self, key: bytes) -> str:
         """What is wrong with a page; empty where nothing is, or where it has been deleted."""
@@ -411,13 +419,31 @@ class ColdStore(ABC):
         """Run something that writes; whatever leaves the disk's state unknown poisons the store."""
         try:
             write(*args)
-        except ColdError as error:
-            if self._uncertain(error):
+        except BaseException as error:
+            # What is no error of ours (an interrupt, say) came from any place in between.
+            if not isinstance(error, ColdError):
+                self._poison = f"a write was cut short by {type(error).__name__}"
+            elif self._uncertain(error):
                 self._poison = str(error)
             raise
 
     def _uncertain(self, error: ColdError) -> bool:
         return isinstance(error, StorePoisoned)
+
+    @contextmanager
+    def _using_pages(self, page_keys: Iterable[bytes]) -> Iterator[None]:
+        """Whatever is deleted or collected meanwhile, these pages stay."""
+        before = self._in_use
+        self._in_use = before.union(page_keys)
+        try:
+            yield
+        finally:
+            self._in_use = before
+
+    def _needed(self, but: bytes | None = None) -> set[bytes]:
+        """Pages of every sequence but one, and of the spill that is under way."""
+        needed = {k for s in self._snapshots() if s.key != but for k in s.page_keys}
+        return needed | self._in_use
 
     def _snapshots(self) -> Iterator[Snapshot]:
         for _, data in self._index.items("snapshots"):

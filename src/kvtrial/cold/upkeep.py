@@ -20,6 +20,10 @@ from kvtrial.cold.folder import kind_of
 from kvtrial.cold.store import ColdStore, Progress
 from kvtrial.contract import InvalidArgument
 
+_BETWEEN = (
+    "the index makes up for it, but gc can't empty that file, and it must not be built again: spill what "
+    "you need into another folder"
+)
 _SHOWN = 16  # digits of a key; a store takes any beginning that fits one sequence alone
 
 
@@ -44,7 +48,7 @@ def _delete(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> 
 def _meant(given: str, known: Sequence[str]) -> str:
     """The one key that begins as it was given."""
     found = [key for key in known if key.startswith(given.lower())]
-    if len(found) != 1:
+    if not given or len(found) != 1:
         raise InvalidArgument(
             f"{given!r} is the beginning of {len(found)} keys; give that of one: "
             f"{', '.join(key[:_SHOWN] for key in found or known) or 'the store is empty'}"
@@ -111,11 +115,15 @@ def render(found: dict[str, Any]) -> Group:
     elif "damage" in found:
         for fault in found["damage"]:
             needed = ", ".join(key[:_SHOWN] for key in fault["sequences"])
+            if not fault["key"]:
+                lines.append(Text(f"{fault['what']}\n  {_BETWEEN}"))
+                continue
             advice = (
                 f"delete {needed} and spill again" if needed else "nobody needs it: gc takes it"
             )
             lines.append(Text(f"page {fault['key'][:_SHOWN]}: {fault['what']}\n  {advice}"))
-        last = f"damaged pages: {len(found['damage'])}; {said}"
+        pages = sum(bool(fault["key"]) for fault in found["damage"])
+        last = f"damaged pages: {pages}; {said}"
     elif "freed_bytes" in found:
         last = f"given back: {found['freed_bytes'] / 1e6:.1f} MB; {said}"
     else:
