@@ -132,6 +132,16 @@ def binary_sha256() -> str:
     return _hash(folder, sorted(path.relative_to(folder) for path in found))
 
 
+@functools.cache
+def fingerprint() -> str:
+    """sha256 over what a measured process runs: the compiled modules and, in a checkout, the sources
+    beside them. Taken at a stage's beginning, so that its processes can tell a change."""
+    text = binary_sha256()
+    if (ROOT / "CMakeLists.txt").is_file():
+        text += source_hash() + _hash(ROOT, measured_modules())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def facts() -> dict[str, Any]:
     """The baked facts of the installed kernels; empty where nothing has been built."""
     try:

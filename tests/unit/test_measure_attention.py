@@ -211,6 +211,45 @@ def test_a_clock_that_stands_still_fails_the_arm_by_name(snapshot, monkeypatch):
     assert values(rows, "m1/unique_gb_per_s", BUILT[0]) == []
 
 
+def test_an_arm_that_fails_half_way_costs_its_own_rows_and_is_the_one_that_was_noted(
+    snapshot, monkeypatch
+):
+    bad, good = BUILT[:2]
+    real, noted, calls = attention.attend_ns, [], []
+
+    def attend_ns(arm, *args):
+        assert noted[-1] == arm.name
+        calls.append(arm.name)
+        if arm.name == bad and calls.count(bad) == 4:  # two of warm-up, one that counted
+            raise RuntimeError("half way")
+        return real(arm, *args)
+
+    monkeypatch.setattr(attention, "attend_ns", attend_ns)
+    rows = attention.measure(spec_for(snapshot, [bad, good]), noted.append)
+    (failed,) = [r for r in rows if r["metric"] == "failed"]
+    assert (failed["candidate"], failed["text"]) == (bad, "RuntimeError: half way")
+    assert values(rows, "m1/unique_gb_per_s", bad) == []
+    assert len(values(rows, "m1/unique_gb_per_s", good)) == 4
+
+
+def test_an_arm_that_writes_nothing_does_not_inherit_the_one_before(snapshot, monkeypatch):
+    """Case: two FP32 arms take the same query of the same region, one after the other."""
+    lazy, honest = BUILT[:2]
+    real = attention.attend_ns
+
+    def attend_ns(arm, queries, out, scale, calls):
+        kept = out.copy()
+        spent = real(arm, queries, out, scale, calls)
+        if arm.name == lazy:
+            out[:] = kept
+        return spent
+
+    monkeypatch.setattr(attention, "attend_ns", attend_ns)
+    rows = attention.measure(spec_for(snapshot, [lazy, honest]), lambda name: None)
+    assert not any(error <= 1 for error in values(rows, "m1/output_error", lazy))
+    assert all(error <= 1 for error in values(rows, "m1/output_error", honest))
+
+
 def test_a_candidate_that_cannot_open_costs_its_own_rows(snapshot):
     rows = child.run("kvtrial.measure.attention", spec_for(snapshot, ["nobody", BUILT[0]]), 1)
     (failed,) = [r for r in rows if r["metric"] == "failed"]

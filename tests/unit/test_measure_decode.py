@@ -188,8 +188,8 @@ def test_the_estimate_asks_every_arm_and_prefills_only_what_is_missing(
     asked = []
     real = child.run
 
-    def measured(module, spec, **surroundings):
-        rows = real(module, spec, **surroundings)
+    def measured(module, spec, *surroundings):
+        rows = real(module, spec, *surroundings)
         asked.append((spec, rows))
         return rows
 

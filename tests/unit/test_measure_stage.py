@@ -1,6 +1,7 @@
 """Blocks of a stage: resumed, void and run again, and a candidate that takes its process down."""
 
 import json
+import signal
 import sys
 import textwrap
 import time
@@ -48,7 +49,7 @@ def module(tmp_path, monkeypatch):
                 for place, name in enumerate(spec["candidates"]):
                     note(name)
                     if name == spec.get("bad"):
-                        os.kill(os.getpid(), signal.SIGSEGV)
+                        os.kill(os.getpid(), spec.get("signal", signal.SIGSEGV))
                     if name == spec.get("wrong"):
                         raise SystemExit("half way")
                     rows.append({"candidate": name, "place": place, "metric": "m2/step_ms",
@@ -149,6 +150,41 @@ def test_a_candidate_that_crashes_costs_its_own_column(stage, module, tmp_path, 
         (b, c) for b in range(3) for c in ("K0", "K3")
     }
     assert sum("K1" in line for line in started(log)) == 1
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_candidate_is_not_blamed_for_what_came_from_outside(stage, module, tmp_path, sent):
+    """A kernel short of memory or a batch system ends whoever runs: the stage is to be given again."""
+    planned = blocks(CELL, 1, ["K0", "K1"], seed=1)
+    with pytest.raises(StageError, match=f"{sent.name} while it ran K1"):
+        run(stage, module, tmp_path / "log", planned, bad="K1", signal=int(sent))
+    rows = Journal(stage.run_dir, "m2").attempt().rows()
+    assert [r for r in rows if r["metric"] == "failed"] == []
+    run(stage, module, tmp_path / "log", planned)
+
+
+def test_code_that_changes_while_a_stage_runs_blames_nobody(stage, module, tmp_path, monkeypatch):
+    """The processes of a stage all run what it began with; what is finished stays."""
+    planned = blocks(CELL, 2, ["K0", "K1"], seed=1)
+    run(stage, module, tmp_path / "log", planned[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "fingerprint", lambda: "before the change")
+        with pytest.raises(StageError, match="have changed since the stage began"):
+            run(stage, module, tmp_path / "log", planned)
+    attempt = run(stage, module, tmp_path / "log", planned)
+    assert len(started(tmp_path / "log")) == 2
+    assert [r for r in attempt.rows() if r["metric"] == "failed"] == []
+
+
+def test_one_that_takes_the_process_down_is_left_out_of_what_others_were_asked(module, tmp_path):
+    """Whether the candidates are a list or, as in the calibration, a dict."""
+    log, out = tmp_path / "log", []
+    spec = {"log": str(log), "candidates": {"K0": [512], "K1": [512, 4096]}, "bad": "K0"}
+    rows = child.run_survivors(module, spec, 1, left_out=lambda *args: out.append(args))
+    assert {r["candidate"] for r in rows if "candidate" in r} == {"K1"}
+    ((name, what),) = out
+    assert name == "K0" and "SIGSEGV while it ran K0" in what
+    assert started(log) == ["K0,K1", "K1"]
 
 
 def test_a_process_that_ends_badly_says_how(stage, module, tmp_path):

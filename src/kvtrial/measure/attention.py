@@ -179,8 +179,8 @@ def interleave(
             for place, name in enumerate(order):
                 if name not in arms:
                     continue
-                if iteration == 0:
-                    note(name)
+                note(name)
+                out.fill(np.nan)  # an arm that writes nothing must not inherit the one before
                 try:
                     spent = attend_ns(arms[name], queries, out, scale, calls)
                 except Exception as error:
@@ -210,7 +210,7 @@ def _rates(rows: list[Row], arms: dict[str, Arm], tokens: int, bracket: Bracket)
     arithmetic = bracket.best("probe/fma_gflop_per_s") * 1e9
     found: list[Row] = []
     for row in rows:
-        if row["metric"] != "m1/attention_ms":
+        if row["metric"] != "m1/attention_ms" or row["candidate"] not in arms:
             continue
         store = arms[row["candidate"]].store
         seconds = row["value"] / 1e3

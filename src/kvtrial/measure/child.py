@@ -21,15 +21,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvtrial import machine
+from kvtrial import build, machine
 from kvtrial.measure import exclusive
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
 
 
+#: Signals that come from elsewhere (a batch system, a user, a kernel short of memory).
+_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+
+
 class ChildDied(RuntimeError):
-    """A measured process ended without rows. ``candidate`` is who ran then, or None."""
+    """A measured process ended without rows. ``candidate`` is whose fault it was, or None."""
 
     def __init__(self, message: str, candidate: str | None) -> None:
         super().__init__(message)
@@ -68,7 +72,8 @@ def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = 
     """
     with tempfile.TemporaryDirectory(prefix="kvtrial-") as folder:
         spec_path, out_path = Path(folder) / "spec.json", Path(folder) / "out.json"
-        spec_path.write_text(json.dumps(spec), encoding="utf-8")
+        document = {**spec, "fingerprint": build.fingerprint()}
+        spec_path.write_text(json.dumps(document), encoding="utf-8")
         done = subprocess.run(
             [sys.executable, "-m", module, str(spec_path), str(out_path)],
             env=environment(threads, preload),
@@ -87,8 +92,33 @@ def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = 
         raise ChildDied(
             f"{module} {_how_it_ended(done.returncode)}"
             f"{f' while it ran {candidate}' if candidate else ''}: {done.stderr.strip()[-2000:]}",
-            candidate,
+            None if done.returncode in _FROM_OUTSIDE else candidate,
         )
+
+
+def run_survivors(
+    module: str,
+    spec: Spec,
+    threads: int,
+    preload: dict[str, str] | None = None,
+    *,
+    left_out: Callable[[str, str], None],
+) -> list[Row]:
+    """`run`, and again without any of ``spec["candidates"]`` that took the process down.
+
+    ``left_out(candidate, what happened)`` is called for each of those.
+    """
+    while True:
+        try:
+            return run(module, spec, threads, preload)
+        except ChildDied as error:
+            dead = error.candidate
+            if dead is None or dead not in spec["candidates"]:
+                raise
+            left_out(dead, failed_row(str(error)))
+            left = spec["candidates"].copy()  # a list, or a dict by name
+            left.pop(dead if isinstance(left, dict) else left.index(dead))
+            spec = {**spec, "candidates": left}
 
 
 def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list[str]) -> None:
@@ -96,6 +126,12 @@ def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list
     if len(argv) != 3:
         raise SystemExit(f"usage: python -m {measure.__module__} SPEC.json OUT.json")
     spec = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
+    if spec.pop("fingerprint", "") not in ("", build.fingerprint()):
+        raise SystemExit(
+            "kernels or the code beside them have changed since the stage began, and binaries are "
+            "never mixed: undo the change and give the same command again, which goes on, or run "
+            "`snakemake --cores 1 verdict`, which begins a run of the new build"
+        )
     out = Path(argv[2])
     note = _note_path(out)
     rows = measure(spec, lambda candidate: _replace(note, candidate))

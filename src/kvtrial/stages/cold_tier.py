@@ -19,7 +19,7 @@ from typing import Any
 from kvtrial.cold import KINDS, faults
 from kvtrial.journal import Attempt
 from kvtrial.measure import child
-from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.stages.common import Block, Stage, StageError, blocks, exit_tracked, run_blocks
 from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.cold.measure"
@@ -62,7 +62,14 @@ def crash_all(stage: Stage, attempt: Attempt, folder: Path, progress: Progress) 
                 "batches": stage.protocol["cold"]["batches"],
                 "seed": stage.protocol["decision"]["bootstrap_seed"],
             }
-            rows = child.run(CRASH_MODULE, spec, 1, faults.preload_environment())
+            try:
+                rows = child.run(CRASH_MODULE, spec, 1, faults.preload_environment())
+            except child.ChildDied as error:
+                if error.candidate is None:
+                    raise StageError(str(error)) from None
+                text = child.failed_row(str(error))
+                progress.say(f"{kind} is out: {text}")
+                rows = [{"candidate": kind, "metric": "failed", "text": text}]
             attempt.put(unit, stage.events(rows))
         progress.done(unit)
 

@@ -119,6 +119,7 @@ class Stage:
         parser.add_argument("--profile", help="default or full; the manifest's by default")
         args = parser.parse_args(argv)
         build.refuse_stale()
+        build.fingerprint()
         manifest = json.loads((args.run_dir / "manifest.json").read_text(encoding="utf-8"))
         of_run, here = manifest["build"]["build_id"], build.facts()["build_id"]
         if of_run != here:
@@ -189,7 +190,9 @@ class Stage:
         path = self.run_dir / "estimate.json"
         seconds = json.loads(path.read_text(encoding="utf-8"))["blocks"][self.name]
         found = {
-            block.name: seconds[gates.cell_name(block.cell)] / (1 - VOID_PRIOR if gated else 1)
+            # 0 where memory has become free since: the cell was to be left out then.
+            block.name: seconds.get(gates.cell_name(block.cell), 0.0)
+            / (1 - VOID_PRIOR if gated else 1)
             for block in planned
             if not attempt.has(f"{block.name}-trial0")
         }
@@ -352,20 +355,23 @@ def run_arms(
     order: list[str],
     spec: dict[str, Any],
     columns: dict[str, Any],
+    preload: dict[str, str] | None = None,
 ) -> list[Row]:
     """Rows of one measured process.
 
     A candidate that takes the process down gets a ``failed`` row and is left out of the rest of the
     attempt; the process is run again without it.
     """
-    while True:
-        alive = [name for name in order if not attempt.has(f"died-{name}")]
-        try:
-            return child.run(module, {**spec, "candidates": alive}, columns["threads"])
-        except child.ChildDied as error:
-            if error.candidate not in alive:
-                raise StageError(str(error)) from None
-            text = child.failed_row(str(error))
-            print(f"{stage.name}: {error.candidate} is out: {text}", file=sys.stderr, flush=True)
-            row = stage.event("failed", candidate=error.candidate, text=text, **columns)
-            attempt.put(f"died-{error.candidate}", [row])
+
+    def left_out(name: str, what: str) -> None:
+        print(f"{stage.name}: {name} is out: {what}", file=sys.stderr, flush=True)
+        row = stage.event("failed", candidate=name, text=what, **columns)
+        attempt.put(f"died-{name}", [row])
+
+    alive = [name for name in order if not attempt.has(f"died-{name}")]
+    try:
+        return child.run_survivors(
+            module, {**spec, "candidates": alive}, columns["threads"], preload, left_out=left_out
+        )
+    except child.ChildDied as error:
+        raise StageError(str(error)) from None

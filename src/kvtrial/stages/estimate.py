@@ -251,7 +251,15 @@ def calibrate(
         "prompts": prompts[: fp16_parity.PROMPTS_A_PROCESS],
         "prefill": {"store": workload.STORE, "chunk": chunk(plan)} if missing else None,
     }
-    return Speed(child.run("kvtrial.measure.calibrate", spec, threads=machine.usable_cpus()))
+
+    def left_out(name: str, what: str) -> None:
+        print(f"estimate: {name} is left out: {what}", file=sys.stderr, flush=True)
+
+    return Speed(
+        child.run_survivors(
+            "kvtrial.measure.calibrate", spec, machine.usable_cpus(), left_out=left_out
+        )
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,8 +15,17 @@ from typing import Any
 from kvtrial import events, gates
 from kvtrial.contrasts import Measured
 from kvtrial.journal import Attempt
-from kvtrial.measure import allocations, child
-from kvtrial.stages.common import Block, Cell, Row, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.measure import allocations
+from kvtrial.stages.common import (
+    Block,
+    Cell,
+    Row,
+    Stage,
+    blocks,
+    exit_tracked,
+    run_arms,
+    run_blocks,
+)
 from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.measure.block"
@@ -56,19 +65,18 @@ def count_allocations(stage: Stage, attempt: Attempt, names: list[str]) -> None:
         return
     rows: list[Row] = []
     for threads in ALLOCATION_THREADS:
-        found = child.run(
-            "kvtrial.measure.allocation_pass",
-            {
-                "shape": stage.workload["shape"],
-                "candidates": [n for n in names if not attempt.has(f"died-{n}")],
-                "threads": threads,
-                "page_tokens": stage.protocol["page_tokens"],
-                "steps": ALLOCATION_STEPS,
-            },
-            threads=threads,
-            preload=allocations.preload_environment(),
+        spec = {
+            "shape": stage.workload["shape"],
+            "threads": threads,
+            "page_tokens": stage.protocol["page_tokens"],
+            "steps": ALLOCATION_STEPS,
+        }
+        columns = {"threads": threads}
+        preload = allocations.preload_environment()
+        found = run_arms(
+            stage, attempt, "kvtrial.measure.allocation_pass", names, spec, columns, preload
         )
-        rows += stage.events(found, threads=threads)
+        rows += stage.events(found, **columns)
     attempt.put("allocations", rows)
 
 
