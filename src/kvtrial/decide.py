@@ -228,6 +228,8 @@ def _decide_cold(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, An
         )
         for name in ("Z1", "Z2")
     }
+    if not all(fsyncs.values()):
+        return inconclusive("fsyncs per batch were not counted; equal durability is not shown")
     if fsyncs["Z1"] != fsyncs["Z2"]:
         return inconclusive(f"fsyncs per batch differ: Z1 {fsyncs['Z1']}, Z2 {fsyncs['Z2']}")
     ratio = contrast(times["Z1"], times["Z2"], protocol)

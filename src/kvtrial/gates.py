@@ -36,14 +36,29 @@ DRIFTS = {
     # Not every machine says its clock.
     "probe/frequency_mhz": Drift("frequency_drift", "CPU clock", np.max, False),
 }
-#: probe metric -> (gate, the reason; both numbers are put in)
+
+
+class Ceiling(NamedTuple):
+    """What may be so large in a block: ``over`` its arms. ``reason`` takes both numbers."""
+
+    gate: str
+    over: Callable[[Any], float]
+    reason: str
+
+
 CEILINGS = {
-    "probe/steal_fraction": ("steal_fraction", "steal time was {:.1%}; at most {:.0%} is allowed"),
-    "probe/cpus_short": (
+    # Of the block: the largest over its arms would grow with their number.
+    "probe/steal_fraction": Ceiling(
+        "steal_fraction", np.mean, "steal time was {:.1%}; at most {:.0%} is allowed"
+    ),
+    "probe/cpus_short": Ceiling(
         "cpus_short",
+        np.max,
         "other processes took {:.2f} CPUs that the arm needed; at most {:g} is allowed",
     ),
-    "probe/throttled": ("throttled", "the CPU was throttled {:.0f} times; at most {:g} is allowed"),
+    "probe/throttled": Ceiling(
+        "throttled", np.max, "the CPU was throttled {:.0f} times; at most {:g} is allowed"
+    ),
 }
 
 
@@ -117,12 +132,13 @@ def void_reason(block_rows: pd.DataFrame, limits: dict[str, Any]) -> str | None:
         if not len(values) or not (values > 0).all():
             return f"no usable {drift.word} probe"
         moved = move(readings(columns, metric))
-        if moved > limits[drift.gate]:
+        if not moved <= limits[drift.gate]:
             return f"{drift.word} moved by {moved:.1%}; at most {limits[drift.gate]:.0%} is allowed"
-    for metric, (gate, text) in CEILINGS.items():
+    for metric, ceiling in CEILINGS.items():
         values = columns["value"][columns["metric"] == metric]
-        if len(values) and float(values.max()) > limits[gate]:
-            return text.format(float(values.max()), limits[gate])
+        found, limit = float(ceiling.over(values)) if len(values) else 0.0, limits[ceiling.gate]
+        if not found <= limit:  # NaN is past it too
+            return ceiling.reason.format(found, limit)
     return _unequal_surroundings(columns) or _not_warm(columns, limits["warmup_excess"])
 
 

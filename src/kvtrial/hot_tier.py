@@ -80,6 +80,8 @@ def decide(
                     f"{decision['min_blocks']} are needed"
                 )
         rates[name] = float(np.mean(np.log(list(measured.tokens_per_s(cells[0], name).values()))))
+        if not np.isfinite(rates[name]):
+            return inconclusive(f"{name} has a time that is not a positive, finite number")
     best = max(winners, key=lambda n: rates[n])
 
     said = [

@@ -39,19 +39,26 @@ def reasons(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, list[st
             found.setdefault(str(name), []).append(
                 f"m2: its output at {_where(cell)} is not the same in every block"
             )
-    ties = protocol["m2"]["tie_margin"]
+    ties, baseline = protocol["m2"]["tie_margin"], protocol["parity"]["baseline"]
     differences = rows[rows["metric"] == "m2/margin_at_difference"]
     for (name, *cell), own in differences.groupby(keys)["value"]:
         limit = ties[profile_of[str(name)]]
-        # `not <=` rather than `>`: a NaN margin is no tie.
-        if not own.max() <= limit:
+        # `not <=` rather than `>`, and NaN kept: a NaN margin is no tie.
+        largest = own.max(skipna=False)
+        if not largest <= limit:
             found.setdefault(str(name), []).append(
-                f"m2: another token than {protocol['parity']['baseline']}'s at {_where(cell)} where "
-                f"the margin is {own.max():.4g}; a tie is at most {limit:g}"
+                f"m2: another token than {baseline}'s at {_where(cell)} where "
+                f"the margin is {largest:.4g}; a tie is at most {limit:g}"
+            )
+    compared = set(rows[rows["metric"] == "m2/agreed_steps"].groupby(keys).groups)
+    for name, *cell in rows[rows["metric"] == "m2/step_ms"].groupby(keys).groups:
+        if (name, *cell) not in compared:
+            found.setdefault(str(name), []).append(
+                f"m2: its tokens at {_where(cell)} were compared with nobody's: {baseline} gave none"
             )
     errors = events[events["metric"] == "m1/output_error"]
     for (name, shape, context), own in errors.groupby(["candidate", "shape", "context"])["value"]:
-        worst = own.max() if own.notna().all() else float("nan")
+        worst = own.max(skipna=False)
         if not worst <= 1.0:
             found.setdefault(str(name), []).append(
                 f"m1: a timed output of {shape} at {context} is {worst:.3g} times its error bound "

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
+
+from kvtrial.contrasts import digits
 
 
 def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +81,8 @@ def _compare(base: _Tables, own: _Tables, tolerance: float, min_steps: int) -> d
             )
             (ties if margins[step] < 2 * tolerance else mismatches).append(where)
             break  # past the first difference the two decode different texts
-    largest = max(_values(own, "parity/max_abs_logit_difference"), default=float("nan"))
+    # np.max rather than max: a NaN among them stays.
+    largest = float(np.max(_values(own, "parity/max_abs_logit_difference") or [np.nan]))
     reasons = [f"parity: {m}" for m in mismatches]
     if not largest <= tolerance:
         reasons.append(
@@ -92,11 +96,11 @@ def _compare(base: _Tables, own: _Tables, tolerance: float, min_steps: int) -> d
         "whole_prompts": whole_prompts,
         "ties": ties,
         "mismatches": mismatches,
-        "max_abs_logit_difference": float(f"{largest:.12g}") if largest == largest else None,
+        "max_abs_logit_difference": digits(largest),
         "reasons": reasons,
     }
     for metric, key in (("parity/kld", "mean_kld"), ("parity/top1_agrees", "top1_agreement")):
         values = _values(own, metric)
         if values:
-            summary[key] = float(f"{sum(values) / len(values):.12g}")
+            summary[key] = digits(sum(values) / len(values))
     return summary

@@ -48,6 +48,11 @@ def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
             f"{checked['conformance']['page_tokens']}; what is timed has passed at its own page size"
         )
     for index, cell in enumerate(checked["cells"]):
+        if cell["threads"] == "all" and (cell["role"] != "extra" or "max_blocks" in cell):
+            raise ProtocolError(
+                f"{source}: cells.{index}: threads 'all' is another number on another machine; "
+                "allowed only with role 'extra' and without max_blocks: give a number"
+            )
         if "max_blocks" in cell and not 2 <= cell["blocks"] <= cell["max_blocks"]:
             raise ProtocolError(
                 f"{source}: cells.{index}: blocks {cell['blocks']} and max_blocks "

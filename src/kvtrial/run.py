@@ -243,5 +243,5 @@ def plan(config: dict[str, Any], results: Path | None = None) -> Run:
         profile=profile,
         protocol=registered,
         build_id=build.identity(),
-        strangers=strangers(registered["candidates"]),
+        strangers=strangers(protocol.entrants(registered)),
     )

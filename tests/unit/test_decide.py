@@ -172,6 +172,27 @@ def test_logits_past_the_declared_tolerance_are_ineligible() -> None:
     assert "declared tolerance" in verdict.data["eligibility"]["K3"][0]
 
 
+@pytest.mark.parametrize("difference", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_ineligible_and_the_verdict_is_written(
+    difference: float,
+) -> None:
+    table = trial(flat(**BASE, K3=5.0, K4=22.0), difference={"K3": difference})
+    kld = row("fp16_parity", "parity/kld", candidate="K3", block=0, index=0, value=difference)
+    verdict = decide(with_rows(table, [kld]), REGISTERED)
+    assert verdict.outcome == KEEP
+    assert f"a logit differs by {difference:.4g}" in verdict.data["eligibility"]["K3"][0]
+    found = json.loads(verdict.to_json())["parity"]["candidates"]["K3"]
+    assert found["max_abs_logit_difference"] is found["mean_kld"] is None
+
+
+def test_one_nan_among_the_differences_is_not_lost() -> None:
+    table = trial(flat(**BASE, K3=5.0, K4=22.0))
+    metric = "parity/max_abs_logit_difference"
+    late = row("fp16_parity", metric, candidate="K3", block=1, index=0, value=math.nan)
+    verdict = decide(with_rows(table, [late]), REGISTERED)
+    assert "a logit differs by nan" in verdict.data["eligibility"]["K3"][0]
+
+
 def test_too_few_counted_steps_show_no_parity() -> None:
     verdict = run(flat(**BASE, K3=5.0, K4=22.0), margins=[9.0] * 100 + [0.0] * 420)
     assert verdict.outcome == INCONCLUSIVE  # K1 has no parity evidence either
@@ -205,6 +226,17 @@ def test_nan_is_inconclusive_with_its_reason_never_a_silent_no() -> None:
     k3 = {4096: [11.0] * 11 + [math.nan], 512: [11.0] * 6, 16384: [11.0] * 6}
     verdict = run(flat(**BASE, K3=k3))
     assert verdict.outcome == INCONCLUSIVE
+
+
+@pytest.mark.parametrize("name", ["A1", "K1"])
+def test_nan_without_a_challenger_is_inconclusive_too(name: str) -> None:
+    arms = flat(**BASE)
+    arms[name][4096] = [math.nan, *arms[name][4096][1:]]
+    verdict = run(arms, not_built={"K3": "no rustc", "K4": "no rustc"})
+    assert verdict.outcome == INCONCLUSIVE
+    assert (
+        f"{name} has a time that is not a positive, finite number" in verdict.data["hot"]["reason"]
+    )
 
 
 def test_contradicting_contexts_keep() -> None:
@@ -321,6 +353,7 @@ def test_a_reduced_precision_profile_needs_parity() -> None:
         ({"aa": {"candidate": "K9", "blocks": 6}}, "aa.candidate: 'K9'"),
         ({"conformance": {"page_tokens": [16]}}, "conformance.page_tokens: 32 is measured"),
         ({"cells": [{**REGISTERED["cells"][0], "max_blocks": 11}]}, "blocks 12 and max_blocks 11"),
+        ({"cells": [{**REGISTERED["cells"][0], "threads": "all"}]}, "only with role 'extra'"),
     ],
 )
 def test_a_bad_protocol_is_named(change: dict, names: str) -> None:  # type: ignore[type-arg]
@@ -412,3 +445,49 @@ def _texts(figure: Any) -> list[str]:
     texts = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     plt.close(figure)
     return texts
+
+
+def cold_rows(
+    z1: list[float], z2: list[float], recovered: float = 1.0, fsyncs: tuple[float, ...] = (1.0, 1.0)
+) -> list[Any]:
+    """Restore times by block, one crash round of each store, and its fsyncs a batch."""
+    at = {"context": REGISTERED["cold"]["prefix_tokens"]}
+    rows = [
+        row("cold_tier", "cold/restore_cold_ms", candidate=name, block=block, value=ms, **at)
+        for name, times in (("Z1", z1), ("Z2", z2))
+        for block, ms in enumerate(times)
+    ]
+    for name, value in (("Z1", 1.0), ("Z2", recovered)):
+        rows.append(
+            row("cold_tier", "cold/crash_recovered", candidate=name, value=value, text="killed")
+        )
+    for name, value in zip(("Z1", "Z2"), fsyncs):
+        rows.append(row("cold_tier", "cold/fsyncs_per_batch", candidate=name, value=value))
+    return [*rows, row("cold_tier", "attempt/complete", value=1.0)]
+
+
+def test_the_cold_store_that_restores_faster_is_adopted() -> None:
+    def cold(*times: list[float]) -> Any:
+        return decide(with_rows(trial(flat(**BASE)), cold_rows(*times)), REGISTERED).data["cold"]
+
+    found = cold([200.0] * 6, [100.0] * 6)
+    assert (found["adopted"], found["z1_over_z2"]["ratio"]) == ("Z2", 2.0)
+    assert cold([100.0] * 6, [200.0] * 6)["adopted"] == "Z1"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"recovered": 0.0}, "Z2 broke a promise after: killed"),
+        ({"fsyncs": (1.0, 2.0)}, "fsyncs per batch differ"),
+        ({"fsyncs": ()}, "fsyncs per batch were not counted"),
+        ({"fsyncs": (1.0,)}, "fsyncs per batch were not counted"),
+    ],
+)
+def test_no_cold_store_is_adopted_unless_durability_is_shown_to_be_equal(
+    changed: dict[str, Any], said: str
+) -> None:
+    rows = cold_rows([200.0] * 6, [100.0] * 6, **changed)
+    found = decide(with_rows(trial(flat(**BASE)), rows), REGISTERED).data["cold"]
+    assert found["adopted"] is None
+    assert said in found["reason"]

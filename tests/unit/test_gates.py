@@ -78,6 +78,27 @@ def test_what_others_took_from_an_arm_voids_past_its_limit(
         assert said in str(reason([*block(), events.event(f"probe/{probe}", value=above, **at)]))
 
 
+def test_steal_time_is_the_blocks_and_does_not_grow_with_its_arms() -> None:
+    def stolen(*fractions: float) -> str | None:
+        at = {"index": 1}
+        return reason(
+            [*block()]
+            + [
+                events.event("probe/steal_fraction", value=f, candidate=f"K{i}", **at)
+                for i, f in enumerate(fractions)
+            ]
+        )
+
+    assert stolen(0.0, 0.1) is None  # 5% of the block, exactly
+    assert stolen(0.01, 0.1) == "steal time was 5.5%; at most 5% is allowed"
+
+
+@pytest.mark.parametrize("probe", ["steal_fraction", "cpus_short", "throttled"])
+def test_a_reading_that_is_no_number_voids(probe: str) -> None:
+    nan = events.event(f"probe/{probe}", value=float("nan"), candidate="K1", index=1)
+    assert reason([*block(), nan]) is not None
+
+
 def test_an_interrupted_probe_between_two_arms_voids_nothing_but_a_slow_machine_does() -> None:
     def moved(after_first: float, before_second: float) -> str | None:
         rates = [10.0, after_first, before_second, 10.0]

@@ -46,6 +46,13 @@ def test_an_honest_run_adopts() -> None:
             "m2: another token than K0's at 4096x1x1 where the margin is nan",
         ),
         (
+            [
+                row("m2", "m2/margin_at_difference", candidate="K3", block=b, value=margin, **AT)
+                for b, margin in ((0, float("nan")), (1, 0.1))
+            ],
+            "m2: another token than K0's at 4096x1x1 where the margin is nan",
+        ),
+        (
             [row("m1", "m1/output_error", candidate="K3", value=1.5, shape="14q2kv", **AT)],
             "m1: a timed output of 14q2kv at 4096 is 1.5 times its error bound off the oracle",
         ),
@@ -59,6 +66,17 @@ def test_an_arm_whose_timed_output_is_wrong_is_out(rows: list[Any], said: str) -
     found = verdict(*rows)
     assert found.outcome == KEEP  # K4 comes next in the sequence, and ties
     assert any(said in reason for reason in found.data["eligibility"]["K3"])
+
+
+def test_tokens_that_were_compared_with_nobodys_are_no_evidence() -> None:
+    """Where the baseline did not run, its arms' timed tokens are anybody's guess."""
+    table = trial(ARMS)
+    alone = table[(table["metric"] != "m2/agreed_steps") | (table["candidate"] != "K3")]
+    found = decide(alone, REGISTERED)
+    assert found.outcome == KEEP
+    said = "m2: its tokens at 4096x1x1 were compared with nobody's: K0 gave none"
+    assert said in found.data["eligibility"]["K3"]
+    assert found.data["eligibility"]["K1"] == []
 
 
 def test_other_binaries_than_those_that_passed_are_no_trial() -> None:

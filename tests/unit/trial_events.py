@@ -89,6 +89,8 @@ def trial(
             )
     for name, contexts in step_ms.items():
         for context, blocks in contexts.items():
+            at = {"candidate": name, "context": context, "block": 0}
+            add("m2", "m2/agreed_steps", value=float(registration["decode_steps"]), **at)
             for block, value in enumerate(blocks):
                 add("m2", "m2/step_ms", candidate=name, context=context, block=block, value=value)
     for context, block in {
@@ -133,6 +135,11 @@ def block_rows(stage: str, metric: str, values: dict[str, list[float]], **at: An
         for name, own in values.items()
         for b, v in enumerate(own)
     ]
+    if stage == "m2":
+        rows += [
+            row(stage, "m2/agreed_steps", candidate=name, block=0, value=64.0, **at)
+            for name in values
+        ]
     rows += [
         row(stage, probe, block=b, index=index, value=value, **at)
         for probe, value in (("probe/read_gb_per_s", 10.0), ("probe/spin_ms", 50.0))

@@ -12,6 +12,7 @@ rule verdict:
             "same_twice.py",
             "contrasts.py",
             "attribution.py",
+            "break_even.py",
             "characteristics.py",
             "eligibility.py",
             "integrity.py",
