@@ -49,7 +49,11 @@ def _show(run_dir: Path) -> None:
     console = Console()
     console.print(show.render(json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))))
     page = run_dir / "report.html"
-    where = f"{page}" if page.is_file() else f"{run_dir} (make report: one page with figures)"
+    where = (
+        f"{page}"
+        if page.is_file()
+        else f"{run_dir} (make report, given what make verdict was given: one page with figures)"
+    )
     console.print(f"Look at {where}, or browse it with: make ui", soft_wrap=True, highlight=False)
 
 
@@ -144,7 +148,9 @@ def models(args: argparse.Namespace) -> None:
 
     for name, entry in registry.registered().items():
         here = (paths.results_dir() / "models" / f"{name}.gguf").is_file()
-        print(f"{name:28} {'here' if here else 'kvtrial fetch ' + name}\n    {entry['note']}")
+        print(
+            f"{name:28} {'here' if here else 'kvtrial fetch ' + name}\n    {entry.get('note', '')}"
+        )
 
 
 def doctor(args: argparse.Namespace) -> int:

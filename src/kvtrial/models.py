@@ -50,7 +50,8 @@ def entry(name: str) -> dict[str, Any]:
     known = registered()
     if name not in known:
         raise UnknownModel(
-            f"no model {name!r}; known: {', '.join(known)}; or give a path that ends in .gguf"
+            f"no model {name!r}; known: {', '.join(known)}; a file of yours gets its name in "
+            f"config/models.yaml, or is loaded by its path, which ends in .gguf"
         )
     return known[name]
 
