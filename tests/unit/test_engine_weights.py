@@ -193,3 +193,9 @@ def test_floating_point_mode_is_the_processes():
         "raise SystemExit(float(np.float32(1e-40) * np.float32(1)) == 0)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_threads_are_refused():
+    data, _ = packed("Q8_0", 8, 64)
+    with pytest.raises(ValueError, match="threads is 0; give at least 1"):
+        Matrix("w", "Q8_0", 8, 64, data).multiply(np.ones((1, 64), np.float32), threads=0)

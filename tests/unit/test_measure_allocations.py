@@ -115,7 +115,7 @@ def test_every_kind_of_call_counts():
         import ctypes, json, mmap
         from kvtrial.measure import allocations
         c = ctypes.CDLL(None)
-        for name in ("malloc", "calloc", "realloc", "aligned_alloc", "mmap"):
+        for name in ("malloc", "calloc", "realloc", "aligned_alloc", "mmap", "mmap64"):
             getattr(c, name).restype = ctypes.c_void_p
         out, n = ctypes.c_void_p(), ctypes.c_size_t
         anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -123,6 +123,7 @@ def test_every_kind_of_call_counts():
             "malloc": (n(100),), "calloc": (n(10), n(10)), "realloc": (None, n(100)),
             "aligned_alloc": (n(64), n(128)), "posix_memalign": (ctypes.byref(out), n(64), n(100)),
             "mmap": (None, n(4096), mmap.PROT_READ, anonymous, -1, ctypes.c_long(0)),
+            "mmap64": (None, n(4096), mmap.PROT_READ, anonymous, -1, ctypes.c_long(0)),
             "abs": (3,),
         }
         for name, args in calls.items():  # ctypes' own first call allocates
@@ -141,6 +142,7 @@ def test_every_kind_of_call_counts():
         "aligned_alloc": 1,
         "posix_memalign": 1,
         "mmap": 1,
+        "mmap64": 1,
         "abs": 0,
     }
 

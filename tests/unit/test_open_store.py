@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -28,6 +29,17 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_an_unknown_argument_is_named() -> None:
     with pytest.raises(InvalidArgument, match="heads_per_kv"):
         kvtrial.open_store("K1", **SHAPE, heads_per_kv=3)
+
+
+@pytest.mark.parametrize("name", sorted(candidates.candidates()))
+def test_a_session_without_a_store_can_not_be_made(name: str) -> None:
+    """Its verbs would look behind a pointer that leads nowhere."""
+    if candidates.get(name).not_built is not None:
+        pytest.skip(str(candidates.get(name).not_built))
+    with contextlib.closing(kvtrial.open_store(name, **SHAPE, trial=True)) as store:
+        kind = type(store.open_session())
+        with pytest.raises(TypeError, match=r"comes from open_session\(\)"):
+            kind()
 
 
 @pytest.mark.parametrize(

@@ -13,3 +13,4 @@ cdef float *floats(
 ) except NULL
 cdef int64_t block_rows(object q) except -1
 cdef tuple bounds(object value, str name, int64_t low, int64_t high)
+cdef tuple part_of(object spec, int64_t rows, object kv_heads, object positions)

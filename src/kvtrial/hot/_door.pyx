@@ -125,3 +125,16 @@ cdef tuple bounds(object value, str name, int64_t low, int64_t high):
     if not low <= start <= stop <= high:
         raise OutOfRange(f"{name} is {value}; allowed: start <= stop inside [{low}, {high}]")
     return start, stop
+
+
+cdef tuple part_of(object spec, int64_t rows, object kv_heads, object positions):
+    """What a partial takes: first and last of the store's own heads, first and last of its ``rows``.
+
+    KV heads are the model's and must be the store's own; positions may reach past either end.
+    """
+    own_first, own_last = spec.heads
+    first, last = bounds(kv_heads, "kv_heads", own_first, own_last)
+    start, stop = bounds(positions, "positions", 0, 2**62)
+    low = min(max(start - spec.base_position, 0), rows)
+    high = min(max(stop - spec.base_position, low), rows)
+    return first - own_first, last - own_first, low, high

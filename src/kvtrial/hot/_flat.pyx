@@ -18,11 +18,11 @@ from kvtrial.contract import OutOfRange, Partial, PoolExhausted, SlotCancelled
 from kvtrial.hot._door cimport (
     ascending,
     block_rows,
-    bounds,
     finite_scale,
     floats,
     int64_positions,
     layer_index,
+    part_of,
 )
 from kvtrial.hot._flat_scalar cimport FlatRows, attend_grouped, attend_per_query
 from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
@@ -275,18 +275,15 @@ cdef class FlatSession(GaplessSession):
     def attend_partial(self, layer, q, scale, *, kv_heads=None, positions=None):
         """Attention over KV heads [start, stop) and positions [start, stop), for `merge`."""
         cdef FlatStore store = self.opened()
-        cdef int64_t lay = layer_index(layer, store.layers), first, last, start, stop
+        cdef int64_t lay = layer_index(layer, store.layers), start, stop
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
         cdef FlatRows at = self.whole(lay, queries, finite_scale(scale))
-        own_first, own_last = store.spec.heads
-        first, last = bounds(kv_heads, "kv_heads", own_first, own_last)
-        start, stop = bounds(positions, "positions", 0, 2**62)
-        start = min(max(start - store.base, <int64_t>0), at.rows)
-        stop = min(max(stop - store.base, start), at.rows)
+        at.first_head, at.last_head, start, stop = part_of(
+            store.spec, at.rows, kv_heads, positions
+        )
         at.k += start * at.row_floats
         at.v += start * at.row_floats
         at.rows = stop - start
-        at.first_head, at.last_head = first - <int64_t>own_first, last - <int64_t>own_first
         part = Partial.empty(store.q_heads, store.dim)
         at.max = <float *>cnp.PyArray_DATA(part.max) + store.first_query
         at.sum = <float *>cnp.PyArray_DATA(part.sum) + store.first_query

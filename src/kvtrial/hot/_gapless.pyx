@@ -126,6 +126,9 @@ cdef class GaplessSession:
     Invariant of the store: units_used is the sum of units(reach) over all sessions and layers.
     """
 
+    def __init__(self):
+        raise TypeError("a session comes from open_session() of its store")
+
     cdef int begin(self, GaplessStore store) except -1:
         """Makes a new object the store's newest session, empty."""
         self._table = Region(store.layers * sizeof(int64_t))

@@ -28,12 +28,12 @@ from kvtrial.hot._attend cimport attend_block, attend_spans, partial_floats, pla
 from kvtrial.hot._door cimport (
     ascending,
     block_rows,
-    bounds,
     finite_scale,
     floats,
     int64_positions,
     integer,
     layer_index,
+    part_of,
 )
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._kernels_panel_simd cimport span_panel
@@ -392,16 +392,12 @@ cdef class PagedSession:
         """
         cdef PagedStore store = self.store
         self.pool()
-        cdef int64_t lay = layer_index(layer, store.layers), first, last, start, stop
+        cdef int64_t lay = layer_index(layer, store.layers)
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
         cdef kv_span span = store.whole(self.slot, lay, queries, finite_scale(scale))
-        own_first, own_last = store.spec.heads
-        first, last = bounds(kv_heads, "kv_heads", own_first, own_last)
-        start, stop = bounds(positions, "positions", 0, 2**62)
-        span.first_slot = max(start - store.base, <int64_t>0)
-        span.last_slot = min(max(stop - store.base, <int64_t>0), span.last_slot)
-        span.first_head = <int32_t>(first - <int64_t>own_first)
-        span.last_head = <int32_t>(last - <int64_t>own_first)
+        span.first_head, span.last_head, span.first_slot, span.last_slot = part_of(
+            store.spec, span.last_slot, kv_heads, positions
+        )
         part = Partial.empty(store.q_heads, store.dim)
         span.max = <float *>cnp.PyArray_DATA(part.max) + store.first_query
         span.sum = <float *>cnp.PyArray_DATA(part.sum) + store.first_query

@@ -32,11 +32,11 @@ from kvtrial.hot._attend cimport attend_block, attend_spans, partial_floats, pla
 from kvtrial.hot._door cimport (
     ascending,
     block_rows,
-    bounds,
     finite_scale,
     floats,
     int64_positions,
     layer_index,
+    part_of,
 )
 from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
 from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span
@@ -319,16 +319,12 @@ cdef class RocksSession(GaplessSession):
     def attend_partial(self, layer, q, scale, *, kv_heads=None, positions=None):
         """Attention over KV heads [start, stop) and positions [start, stop), for `merge`."""
         cdef RocksStore store = self.opened()
-        cdef int64_t lay = layer_index(layer, store.layers), first, last, start, stop
+        cdef int64_t lay = layer_index(layer, store.layers)
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
         cdef kv_span span = self.whole(lay, queries, finite_scale(scale))
-        own_first, own_last = store.spec.heads
-        first, last = bounds(kv_heads, "kv_heads", own_first, own_last)
-        start, stop = bounds(positions, "positions", 0, 2**62)
-        span.first_slot = min(max(start - store.base, <int64_t>0), span.last_slot)
-        span.last_slot = min(max(stop - store.base, span.first_slot), span.last_slot)
-        span.first_head = <int32_t>(first - <int64_t>own_first)
-        span.last_head = <int32_t>(last - <int64_t>own_first)
+        span.first_head, span.last_head, span.first_slot, span.last_slot = part_of(
+            store.spec, span.last_slot, kv_heads, positions
+        )
         part = Partial.empty(store.q_heads, store.dim)
         span.max = <float *>cnp.PyArray_DATA(part.max) + store.first_query
         span.sum = <float *>cnp.PyArray_DATA(part.sum) + store.first_query

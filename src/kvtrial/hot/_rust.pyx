@@ -289,6 +289,9 @@ cdef class Session:
     cdef kvn_handle handle
     cdef kvn_fault *fault  # the store's, which `store` keeps alive
 
+    def __init__(self):
+        raise TypeError("a session comes from open_session() or begin_branch() of its store")
+
     # Rows -----------------------------------------------------------------------------------------
 
     def append(self, layer, positions, k, v):

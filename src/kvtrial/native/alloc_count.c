@@ -85,6 +85,12 @@ EXPORT void *mmap(void *address, size_t length, int protection, int flags, int f
     return (void *)syscall(SYS_mmap, address, length, protection, flags, fd, offset);
 }
 
+/* What code that was compiled for large files calls, Python and every Cython module among it. */
+EXPORT void *mmap64(void *address, size_t length, int protection, int flags, int fd, off64_t offset)
+{
+    return mmap(address, length, protection, flags, fd, (off_t)offset);
+}
+
 /* Forwards, or backwards where the end of the source would be overwritten. The barrier keeps the
  * compiler from making a call to memmove, which is this very function, out of the loop. */
 EXPORT void *memmove(void *to, const void *from, size_t size)
