@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from trial_events import REGISTERED, flat, trial
@@ -258,12 +259,16 @@ def test_what_another_pipeline_did_is_its_run_and_ours_is_no_longer_running(
 
 
 def test_a_process_number_used_again_is_another_process() -> None:
+    def is_alive(process: str) -> bool:
+        tags = {"kvtrial.process": process}
+        return tracking.is_alive(SimpleNamespace(data=SimpleNamespace(tags=tags)))  # type: ignore[arg-type]
+
     mine = tracking._this_process()
     host, number, started = mine.split()
-    assert tracking._alive(mine)
-    assert not tracking._alive(f"{host} {number} {float(started) - 1:.2f}")
-    assert tracking._alive(f"other-host {number} {started}")
-    assert not tracking._alive("")
+    assert is_alive(mine)
+    assert not is_alive(f"{host} {number} {float(started) - 1:.2f}")
+    assert is_alive(f"other-host {number} {started}")
+    assert not is_alive("")
 
 
 @pytest.mark.slow
@@ -313,6 +318,51 @@ def test_the_peers_are_a_child_of_the_trial_with_their_ratios(run_dir: Path) -> 
     assert run.data.tags[f"setting.{name}"].startswith("K1 against llama-cpp-python 0.3.36, KV F16")
     artifacts = stores.Store(run_dir).client.list_artifacts(run.info.run_id)
     assert "peers.json" in {a.path for a in artifacts}
+
+
+def test_what_becomes_of_the_peers_is_not_what_becomes_of_the_trial(run_dir: Path) -> None:
+    tracking.log_verdict(run_dir)
+    tracking.begin_stage(run_dir, "peers")
+    assert _runs(run_dir, level="trial")[0].info.status == "FINISHED"
+    tracking.stop_stage(run_dir, "peers", "FAILED", "no peer is installed")
+    assert _runs(run_dir, level="trial")[0].info.status == "FINISHED"
+    assert _runs(run_dir, level="stage", stage="peers")[0].info.status == "FAILED"
+
+
+def test_a_verdict_that_can_not_be_made_ends_the_trial_as_failed(run_dir: Path) -> None:
+    tracking.begin_stage(run_dir, "m2")
+    tracking.finish_stage(run_dir, "m2")
+    tracking.stop_trial(run_dir, "MixedProtocol: two")
+    (parent,) = _runs(run_dir, level="trial")
+    assert (parent.info.status, parent.data.tags["kvtrial.why"]) == ("FAILED", "MixedProtocol: two")
+
+
+def test_an_attempt_that_was_logged_in_part_is_logged_again_by_a_rebuild(
+    run_dir: Path, monkeypatch
+) -> None:
+    def away(*args: object) -> None:
+        raise ConnectionError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stores.Store, "metrics", away)
+        tracking.finish_stage(run_dir, "m2")
+    assert len(_runs(run_dir, level="arm", stage="m2")) < RUNS_OF_A_STAGE
+    command.rebuild(run_dir.parent)
+    (whole,) = [
+        run for run in _runs(run_dir, level="stage", stage="m2") if run.info.status == "FINISHED"
+    ]
+    arms = [
+        run
+        for run in _runs(run_dir, level="arm", stage="m2")
+        if run.data.tags["mlflow.parentRunId"] == whole.info.run_id
+    ]
+    assert len(arms) == RUNS_OF_A_STAGE
+
+
+def test_a_run_without_a_verdict_is_rebuilt_as_stopped(run_dir: Path) -> None:
+    (run_dir / "verdict.json").unlink()
+    command.rebuild(run_dir.parent)
+    assert _runs(run_dir, level="trial")[0].info.status == "KILLED"
 
 
 def test_a_server_that_is_away_costs_a_warning_only(run_dir, monkeypatch, caplog) -> None:

@@ -28,7 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     args = parser.parse_args(argv)
-    write_verdict(args.run_dir)
+    try:
+        write_verdict(args.run_dir)
+    except Exception as error:
+        tracking.stop_trial(args.run_dir, f"{type(error).__name__}: {error}")
+        raise
     tracking.log_verdict(args.run_dir)
     return 0
 

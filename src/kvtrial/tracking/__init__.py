@@ -18,7 +18,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 import pandas as pd
 import psutil
@@ -26,7 +26,12 @@ import psutil
 from kvtrial.tracking import records
 from kvtrial.tracking.store import REBUILD, Store, tracking_uri
 
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
 log = logging.getLogger(__name__)
+#: Stages beside the trial: what becomes of them is not what becomes of it.
+BESIDE = frozenset({"peers"})
 P = ParamSpec("P")
 
 
@@ -52,12 +57,11 @@ def begin_stage(run_dir: Path, stage: str) -> None:
     """Open the stage's run as RUNNING; runs whose process died are marked KILLED."""
     with Store.held(run_dir) as store:
         for run in store.find(level="stage"):
-            if run.info.status == "RUNNING" and not _alive(
-                run.data.tags.get("kvtrial.process", "")
-            ):
+            if run.info.status == "RUNNING" and not is_alive(run):
                 store.end(run.info.run_id, "KILLED", "its process died")
         store.stage(stage, process=_this_process())
-        store.client.update_run(store.parent_id, status="RUNNING")
+        if stage not in BESIDE:
+            store.client.update_run(store.parent_id, status="RUNNING")
 
 
 @_never_costs_a_verdict
@@ -66,7 +70,8 @@ def stop_stage(run_dir: Path, stage: str, status: str, why: str) -> None:
     with Store.held(run_dir) as store:
         for run_id in _own_runs(store, stage):
             store.end(run_id, status, why)
-        store.end(store.parent_id, status)
+        if stage not in BESIDE:
+            store.end(store.parent_id, status)
 
 
 @_never_costs_a_verdict
@@ -75,7 +80,7 @@ def finish_stage(run_dir: Path, stage: str) -> None:
     with Store.held(run_dir) as store:
         run_id = next(iter(_own_runs(store, stage)), None) or store.stage(stage)
         table = run_dir / "events" / f"{stage}.parquet"
-        if stage == "peers":  # beside the trial: it has a comparison of its own and no attempts
+        if stage == "peers":  # it has a comparison of its own and no attempts
             records.log_peers(store, run_id)
         elif table.is_file():
             rows = pd.read_parquet(table)
@@ -98,6 +103,13 @@ def leave_stage(run_dir: Path, stage: str, why: str) -> None:
 
 
 @_never_costs_a_verdict
+def stop_trial(run_dir: Path, why: str) -> None:
+    """End the trial's run as FAILED: its verdict could not be made."""
+    with Store.held(run_dir) as store:
+        store.end(store.parent_id, "FAILED", why)
+
+
+@_never_costs_a_verdict
 def log_verdict(run_dir: Path) -> None:
     """Write the verdict into the trial's run: description, tags, metrics, figures and tables."""
     with Store.held(run_dir) as store:
@@ -116,8 +128,10 @@ def _this_process() -> str:
     return f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time():.2f}"
 
 
-def _alive(process: str) -> bool:
-    """Whether that process runs; of another host's nothing is known, so it counts as alive."""
+def is_alive(run: Run) -> bool:
+    """Whether the process of a stage's run goes on; of another host's nothing is known, so it counts as
+    alive."""
+    process = run.data.tags.get("kvtrial.process", "")
     host, _, rest = process.partition(" ")
     if host != socket.gethostname():
         return bool(host)
@@ -131,8 +145,10 @@ def _alive(process: str) -> bool:
 __all__ = [
     "begin_stage",
     "finish_stage",
+    "is_alive",
     "leave_stage",
     "log_verdict",
     "stop_stage",
+    "stop_trial",
     "tracking_uri",
 ]

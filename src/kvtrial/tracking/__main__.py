@@ -15,7 +15,7 @@ import pandas as pd
 from kvtrial import events, paths
 from kvtrial.journal import Journal
 from kvtrial.run import ConfigError
-from kvtrial.tracking import records
+from kvtrial.tracking import is_alive, records
 from kvtrial.tracking.store import REBUILD, Store, database, tracking_uri
 
 
@@ -39,34 +39,44 @@ def rebuild(results: Path) -> None:
                     _rebuild_stage(store, table.stem, table)
             for journal in sorted((manifest.parent / "journal").glob("*")):
                 _rebuild_unfinished(store, journal.name)
-            if (manifest.parent / "peers.json").is_file() and not store.find(
-                level="stage", stage="peers"
+            if (manifest.parent / "peers.json").is_file() and not any(
+                run.info.status == "FINISHED" for run in store.find(level="stage", stage="peers")
             ):
                 run_id = store.stage("peers")
                 records.log_peers(store, run_id)
                 store.end(run_id, "FINISHED")
             if (manifest.parent / "verdict.json").is_file():
                 records.log_verdict(store)
+            elif not _running(store):
+                store.end(store.parent_id, "KILLED", "no verdict yet")
 
 
-def _logged_attempts(store: Store, stage: str) -> set[str]:
+def _running(store: Store, **of: str) -> bool:
+    """Whether a stage is at work now; what it does it logs itself when it is done."""
+    runs = store.find(level="stage", **of)
+    return any(run.info.status == "RUNNING" and is_alive(run) for run in runs)
+
+
+def _logged_attempts(store: Store, stage: str, *statuses: str) -> set[str]:
     runs = store.find(level="stage", stage=stage)
-    return {run.data.tags.get("kvtrial.attempt", "") for run in runs}
+    return {run.data.tags.get("kvtrial.attempt", "") for run in runs if run.info.status in statuses}
 
 
 def _rebuild_stage(store: Store, stage: str, table: Path) -> None:
-    logged = _logged_attempts(store, stage)
     for number, rows in pd.read_parquet(table).groupby("attempt"):
-        if str(number) not in logged:
+        complete = (rows["metric"] == "attempt/complete").any()
+        status = "FINISHED" if complete else "KILLED"
+        if str(number) not in _logged_attempts(store, stage, status):
             run_id = store.stage(stage)
             records.log_attempt(store, run_id, stage, rows, table)
-            complete = (rows["metric"] == "attempt/complete").any()
-            store.end(run_id, "FINISHED" if complete else "KILLED")
+            store.end(run_id, status)
 
 
 def _rebuild_unfinished(store: Store, stage: str) -> None:
     """An attempt that has blocks and no table: its stage was stopped, and has not gone on."""
-    logged = _logged_attempts(store, stage)
+    if _running(store, stage=stage):
+        return
+    logged = _logged_attempts(store, stage, "KILLED", "FAILED", "FINISHED")
     for attempt in Journal(store.run_dir, stage).attempts():
         if not attempt.published and str(attempt.number) not in logged:
             run_id = store.stage(stage)

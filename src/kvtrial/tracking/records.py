@@ -17,7 +17,6 @@ def log_attempt(
     """A child run for each candidate and cell of one attempt."""
     if table is not None:
         store.artifact(stage_run, table)
-    store.client.set_tag(stage_run, "kvtrial.attempt", str(int(rows["attempt"].max())))
     cell = ["candidate", "context", "sessions", "threads", "shape"]
     for (name, context, sessions, threads, shape), own in rows[
         rows["candidate"] != "machine"
@@ -49,6 +48,8 @@ def log_attempt(
         why = own.loc[own["metric"].isin(["failed", "not_run"]), "text"]
         failed = (own["metric"] == "failed").any()
         store.end(run_id, "FAILED" if failed else "FINISHED", "; ".join(sorted(set(why))))
+    # Last: an attempt without it is not all there, and is logged again by a rebuild.
+    store.client.set_tag(stage_run, "kvtrial.attempt", str(int(rows["attempt"].max())))
 
 
 def log_peers(store: Store, run: str) -> None:
