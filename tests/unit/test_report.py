@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from trial_events import REGISTERED, flat, trial
+from trial_events import REGISTERED, block_rows, flat, row, trial, with_rows
 
 from kvtrial import report
 from kvtrial.decide import decide
+from kvtrial.plots import ecdf, restore
 
 
 @pytest.fixture
@@ -68,6 +69,34 @@ def test_each_figure_is_drawn_and_the_same_events_give_the_same_bytes(run_dir: P
     )
     report.write(run_dir, events)
     assert (run_dir / "figures" / "forest.svg").read_bytes() == before
+
+
+def test_only_the_pairs_steps_are_drawn_and_an_arm_of_one_context_has_its_label() -> None:
+    arms = {**flat(K0=100.0, K1=22.0), "K3": {4096: [11.0] * 12}}
+    beside = block_rows("aa", "m2/step_ms", {"first": [22.0] * 3}, context=4096)
+    beside += block_rows("control", "m2/step_ms", {"C0": [50.0]}, context=4096)
+    drawn = ecdf.draw({}, with_rows(trial(arms), beside))
+    assert drawn is not None
+    curves = {line.get_label() for axis in drawn.axes for line in axis.get_lines()}
+    assert curves == {"K0", "K1", "K3"}
+    assert {text.get_text() for text in drawn.legends[0].get_texts()} == curves
+
+
+def test_the_registered_prefix_alone_is_in_the_figure_of_restores_one_dot_a_block() -> None:
+    rows = [
+        row(
+            "cold_tier", f"cold/{metric}", candidate=name, context=context, block=block, index=index,
+            value=value + index,
+        )
+        for name, metric in (("Z2", "restore_warm_ms"), ("plain", "plain_read_warm_ms"))
+        for context, value in ((512, 1.0), (4096, 50.0))
+        for block in (0, 1)
+        for index in (0, 1, 2)
+    ]  # fmt: skip
+    drawn = restore.draw({}, with_rows(trial(flat(K1=22.0)), rows))
+    assert drawn is not None
+    dots = [line.get_ydata().tolist() for line in drawn.axes[0].get_lines()]
+    assert dots == [[], [51.0, 51.0], [51.0, 51.0]]
 
 
 def test_other_engines_are_shown_where_they_were_measured(run_dir: Path) -> None:

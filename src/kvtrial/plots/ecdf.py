@@ -20,8 +20,12 @@ CAPTION = (
 
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     """One curve an arm, one panel a context."""
+    # The stages `aa` and `control` measure such steps too, of arms that are no pair of these.
     rows = events[
-        (events["metric"] == "m2/step_ms") & (events["sessions"] == 1) & (events["threads"] == 1)
+        (events["stage"] == "m2")
+        & (events["metric"] == "m2/step_ms")
+        & (events["sessions"] == 1)
+        & (events["threads"] == 1)
     ]
     if rows.empty:
         return None
@@ -47,6 +51,10 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         axis.set_xlabel("step latency, ms (log scale)")
         axis.set_ylim(0, 1)
     axes[0].set_ylabel("share of steps")
-    handles, labels = axes[0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    curves = {
+        label: handle
+        for axis in axes
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    drawn.legend(curves.values(), curves.keys(), loc="outside lower center", ncols=4, fontsize=8)
     return drawn

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvtrial import labels
@@ -12,38 +13,61 @@ from kvtrial.plots import style
 
 TITLE = "Contrasts"
 CAPTION = (
-    "Ratio of decode tokens/s, challenger over incumbent, with its two-sided 95% t interval over blocks "
-    "(n beside each; a block is one fresh process). Right of 1: the challenger is faster. The dashed "
-    "line is what the lower bound has to reach in the primary cell. Where layouts differ, a ratio is of them "
-    "too, not of languages alone."
+    "Ratio of decode tokens/s, challenger over incumbent, in the cells that decide, with its two-sided 95% "
+    "t interval over blocks (n; a block is one fresh process). Right of 1: the challenger is faster. The "
+    "dashed line is what the lower bound has to reach in the primary cell. A number with an arrow is a "
+    "ratio outside the panel. Where layouts differ, a ratio is of them too, not of languages alone."
 )
+
+#: The panels' ends: what decides lies between them, and what the scalar arms give far outside.
+_LEFT, _RIGHT = 0.7, 1.6
+_TICKS = (0.8, 1.0, 1.25, 1.5)
+_ROLES = ("primary", "veto")
 
 
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
-    """One row a contrast, primary cell first."""
-    rows = [c for c in verdict["hot"]["contrasts"] if c["ratio"] is not None]
+    """One row a pair, one panel a deciding cell, the primary one first."""
+    rows = [
+        c for c in verdict["hot"]["contrasts"] if c["ratio"] is not None and c["role"] in _ROLES
+    ]
     if not rows:
         return None
-    order = {"primary": 0, "veto": 1, "extra": 2}
-    rows.sort(key=lambda c: (order[c["role"]], c["context"], c["challenger"], c["incumbent"]))
-    drawn, (axis,) = style.figure(height=1.2 + 0.24 * len(rows))
-    for line, row in enumerate(reversed(rows)):
-        look = style.look(row["challenger"])
-        low, high = row["ci95"]
-        axis.plot([low, high], [line, line], color=look["color"], linewidth=2)
-        axis.plot(row["ratio"], line, linestyle="", markersize=6, **look)
-    axis.axvline(1.0, color="#444444", linewidth=1)
-    axis.axvline(1.1, color="#D55E00", linewidth=1, linestyle="--")
-    axis.set_yticks(
-        range(len(rows)),
-        [
-            f"{r['challenger']} / {r['incumbent']}{labels.of_contrast(r)}  "
-            f"@{r['context']:,}  (n={r['n_blocks']})"
-            for r in reversed(rows)
-        ],
-        fontsize=8,
+    pairs = sorted({(c["challenger"], c["incumbent"]) for c in rows}, reverse=True)
+    cells = sorted({(_ROLES.index(c["role"]), c["context"]) for c in rows})
+    drawn, axes = style.figure(
+        len(cells), width=2.4 + 2.3 * len(cells), height=1.3 + 0.2 * len(pairs)
     )
-    style.plain_log(axis, "x")
-    axis.set_ylim(-0.7, len(rows) - 0.3)
-    axis.set_xlabel("ratio of tokens/s (log scale)")
+    for axis, (role, context) in zip(axes, cells):
+        own = [c for c in rows if (_ROLES.index(c["role"]), c["context"]) == (role, context)]
+        for row in own:
+            _draw_row(axis, pairs.index((row["challenger"], row["incumbent"])), row)
+        counts = sorted({c["n_blocks"] for c in own})
+        n = " to ".join(map(str, counts[:: max(1, len(counts) - 1)]))
+        axis.set_title(f"{context:,} positions, {_ROLES[role]} (n = {n})", fontsize=9)
+        axis.axvline(1.0, color="#444444", linewidth=1)
+        axis.axvline(1.1, color="#D55E00", linewidth=1, linestyle="--")
+        axis.set_xscale("log")
+        axis.set_xlim(_LEFT, _RIGHT)
+        axis.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+        axis.set_xticks([], minor=True)
+        axis.set_ylim(-0.7, len(pairs) - 0.3)
+        axis.set_yticks(range(len(pairs)), [""] * len(pairs))
+        axis.set_xlabel("ratio of tokens/s (log scale)")
+    named = {(c["challenger"], c["incumbent"]): labels.of_contrast(c) for c in rows}
+    axes[0].set_yticks(range(len(pairs)), [f"{a} / {b}{named[a, b]}" for a, b in pairs], fontsize=8)
     return drawn
+
+
+def _draw_row(axis: Axes, line: int, row: dict[str, Any]) -> None:
+    look = style.look(row["challenger"])
+    low, high = row["ci95"]
+    if low > _RIGHT or high < _LEFT:
+        text, at, side = (
+            (f"{row['ratio']:.1f} \N{RIGHTWARDS ARROW}", _RIGHT, "right")
+            if low > _RIGHT
+            else (f"\N{LEFTWARDS ARROW} {row['ratio']:.2f}", _LEFT, "left")
+        )
+        axis.text(at, line, text, ha=side, va="center", fontsize=8, color=look["color"])
+        return
+    axis.plot([low, high], [line, line], color=look["color"], linewidth=2)
+    axis.plot(row["ratio"], line, linestyle="", markersize=6, **look)
