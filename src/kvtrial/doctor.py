@@ -23,6 +23,7 @@ from kvtrial.engine.errors import ModelNotFetched
 from kvtrial.measure import clock, probes
 from kvtrial.measure.exclusive import MachineHeld, exclusive
 from kvtrial.measure.stores import budget_bytes, shape_of
+from kvtrial.stages.workload import HEADROOM_BYTES
 
 #: Readings of the probes: two to three seconds, as long as a short arm of a block takes.
 READINGS = 20
@@ -154,8 +155,11 @@ def governor(name: str | None, limits: dict[str, Any]) -> Finding:
     )
 
 
-def virtualised(hypervisor: bool, limits: dict[str, Any]) -> Finding:
-    """Whether others share the hardware."""
+def virtualised(hypervisor: bool | None, limits: dict[str, Any]) -> Finding:
+    """Whether others share the hardware; None where the CPU doesn't tell."""
+    if hypervisor is None:
+        said = "on a machine in a cloud neighbours take time and bandwidth: intervals are wider"
+        return Finding("virtualised", None, "not visible here", State.NOTE, said)
     if not hypervisor:
         return Finding("virtualised", False, "no", State.GOOD, "nobody else is on this hardware")
     return Finding(
@@ -350,7 +354,7 @@ def examine(model: str) -> list[Finding]:
         rustc(tools["rustc"], built.get("rust_missing", "")),
         clang(tools["clang"], built.get("clang_missing", "")),
         kernels(built.get("build_id", ""), _stale()),
-        memory(psutil.virtual_memory().available, needs_memory, what),
+        memory(machine.available_memory_bytes(), needs_memory, what),
         _disk(needs_disk),
         load(probes.load()),
         _noise(limits),
@@ -424,7 +428,7 @@ def _needs(model: str, registered: dict[str, Any]) -> tuple[int | None, int | No
     largest = max(rows(cell["context"], cell["sessions"]) for cell in cells)
     longest = max(cell["context"] for cell in cells)
     # A store and the snapshot that fills it; on disk the snapshots, Z1, Z2 and the plain file.
-    memory_bytes = 2 * largest + path.stat().st_size
+    memory_bytes = largest + max(largest + path.stat().st_size, HEADROOM_BYTES)
     cold = 4 * rows(registered["cold"]["prefix_tokens"])
     snapshots = sum(rows(cell["context"], cell["sessions"]) for cell in cells)
     return memory_bytes, snapshots + cold, f"{path.stem} at {longest:,} positions"

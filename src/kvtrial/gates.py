@@ -89,9 +89,9 @@ class Judged:
 def readings(block_rows: Mapping[Any, Any], metric: str) -> list[float]:
     """What a probe of `DRIFTS` read before each arm and after the last.
 
-    Between two arms the machine is probed twice, after the one and before the next, moments apart:
-    the better of the two is the reading there, so that a probe which was itself interrupted does
-    not void a block. ``block_rows``: a frame, or its columns.
+    Between two arms the machine is probed twice, after the one and before the next, moments apart, and at
+    the ends of a block of decodes too: the better of the two is the reading there, so that a probe which
+    was itself interrupted does not void a block. ``block_rows``: a frame, or its columns.
     """
     own = np.asarray(block_rows["metric"]) == metric
     values = np.asarray(block_rows["value"])[own]

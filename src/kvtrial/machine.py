@@ -28,7 +28,10 @@ THREAD_VARIABLES = (
 
 @functools.cache
 def machine_class() -> str:
-    """A name that equal machines share, such as ``x86_64-amd-epyc-f25m1s1-2c``."""
+    """A name that equal machines share, such as ``x86_64-amd-epyc-f25m1s1-2c``.
+
+    Linux on ARM gives its CPUs no name: implementer, part, variant and revision tell them apart.
+    """
     fields: dict[str, str] = {}
     try:
         for line in (
@@ -38,12 +41,18 @@ def machine_class() -> str:
             fields.setdefault(key.strip(), value.strip())
     except OSError:
         pass
-    name = fields.get("model name") or platform.processor() or "cpu"
-    stepping = "".join(
-        letter + fields[key]
-        for letter, key in (("f", "cpu family"), ("m", "model"), ("s", "stepping"))
-        if key in fields
-    )
+    brand = fields.get("model name") or _sysctl("machdep.cpu.brand_string")
+    name = brand or platform.processor() or "cpu"
+    letters = {
+        "f": "cpu family",
+        "m": "model",
+        "s": "stepping",
+        "i": "CPU implementer",
+        "p": "CPU part",
+        "v": "CPU variant",
+        "r": "CPU revision",
+    }
+    stepping = "".join(letter + fields[key] for letter, key in letters.items() if key in fields)
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     parts = [platform.machine(), slug, stepping, f"{os.cpu_count()}c"]
     return "-".join(p for p in parts if p)
@@ -157,7 +166,9 @@ def record() -> dict[str, Any]:
     cpu = cpuinfo.get_cpu_info()
     flags = sorted(cpu.get("flags", []))
     cpufreq = Path("/sys/devices/system/cpu/cpu0/cpufreq")
-    frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+    # AArch64 has no flag for it.
+    tells = platform.machine() in ("x86_64", "AMD64") or sys.platform == "darwin"
+    virtual = "hypervisor" in flags or _sysctl("kern.hv_vmm_present") == "1"
     return {
         "class": machine_class(),
         "cpu_model_name": cpu.get("brand_raw", platform.processor()),
@@ -173,8 +184,8 @@ def record() -> dict[str, Any]:
         "kernel": platform.release(),
         "libc": " ".join(platform.libc_ver()),
         "governor": _read(cpufreq / "scaling_governor") or None,
-        "frequency_mhz": frequency.current if frequency else None,
-        "hypervisor": "hypervisor" in flags or _sysctl("kern.hv_vmm_present") == "1",
+        "frequency_mhz": frequency_mhz(),
+        "hypervisor": virtual if tells else None,
         "transparent_huge_pages": _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
         or None,
         "address_space_randomisation": _read(Path("/proc/sys/kernel/randomize_va_space")) or None,
@@ -187,6 +198,17 @@ def record() -> dict[str, Any]:
             for pool in threadpoolctl.threadpool_info()
         ],
     }
+
+
+def frequency_mhz() -> float | None:
+    """Clock of the fastest CPU in MHz, which is the one at work; None where the system doesn't say."""
+    import psutil
+
+    try:
+        found = [cpu.current for cpu in psutil.cpu_freq(percpu=True) or [] if cpu.current]
+    except (AttributeError, NotImplementedError, OSError, RuntimeError):
+        return None
+    return float(max(found)) if found else None
 
 
 def _read(path: Path) -> str:

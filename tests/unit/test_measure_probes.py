@@ -163,9 +163,18 @@ def test_throttling_is_counted_while_the_arm_runs(monkeypatch):
 def test_the_clock_is_that_of_the_fastest_cpu(monkeypatch):
     cpus = [SimpleNamespace(current=800.0), SimpleNamespace(current=3400.0)]
     monkeypatch.setattr(probes.psutil, "cpu_freq", lambda percpu: cpus)
-    assert probes.frequency_mhz() == 3400.0
+    assert machine.frequency_mhz() == 3400.0
     monkeypatch.setattr(probes.psutil, "cpu_freq", lambda percpu: None)
-    assert probes.frequency_mhz() is None
+    assert machine.frequency_mhz() is None
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, OSError, RuntimeError])
+def test_a_clock_that_can_not_be_asked_for_is_none(monkeypatch, error):
+    def refuse(percpu):
+        raise error("no file with the current frequency")
+
+    monkeypatch.setattr(probes.psutil, "cpu_freq", refuse)
+    assert machine.frequency_mhz() is None
 
 
 def test_throttling_of_cpu_and_control_group_add_up(monkeypatch):
@@ -210,3 +219,18 @@ def test_the_machine_record_names_what_a_reader_needs():
     assert record["class"] == machine.machine_class()
     assert machine.usable_cpus() >= 1
     assert all(c["bytes"] >= 1024 for c in record["caches"])
+
+
+def test_arm_cpus_that_linux_gives_no_name_are_told_apart(monkeypatch):
+    """Graviton 2 and 3: equal but for part and revision."""
+
+    def named(part, revision):
+        text = f"processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: {part}\nCPU revision\t: {revision}\n"
+        monkeypatch.setattr(machine.Path, "read_text", lambda *_, **__: text)
+        monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
+        monkeypatch.setattr(machine.platform, "processor", lambda: "")
+        return machine.machine_class.__wrapped__()
+
+    one, other = named("0xd0c", 1), named("0xd40", 1)
+    assert one.startswith("aarch64-cpu-i0x41p0xd0cr1-") and other != one
+    assert named("0xd0c", 2) != one

@@ -36,7 +36,7 @@ from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import Snapshot, fill, opened, row_at, shape_of
-from kvtrial.measure.surroundings import Bracket
+from kvtrial.measure.surroundings import Bracket, reading_rows
 
 COST_REPETITIONS = 16
 
@@ -49,6 +49,9 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     probe = None if passes is None else Probes(spec["threads"], **passes)
     rows: list[Row] = []
     outputs: dict[str, Decoded] = {}
+    # Between two arms the machine is read twice, so at the block's ends too: see `gates.readings`.
+    if probe is not None:
+        rows += reading_rows(probe, 0, place=0)
     for place, name in enumerate(spec["candidates"]):
         note(name)
         columns = {"candidate": name, "place": place}
@@ -57,6 +60,8 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
             rows += found
         except Exception as error:
             rows.append({**columns, "metric": "failed", "text": failed_row(error)})
+    if probe is not None:
+        rows += reading_rows(probe, 1, place=len(spec["candidates"]) - 1)
     baseline = outputs.get(spec.get("baseline", ""))
     if baseline is not None:
         for name, decoded in outputs.items():

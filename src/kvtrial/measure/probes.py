@@ -76,7 +76,7 @@ class Probes:
             raise ValueError(f"threads is {threads}; give at least 1")
         buffer_bytes = min(
             int(llc_multiple * machine.last_level_cache_bytes()),
-            psutil.virtual_memory().available // 4,
+            machine.available_memory_bytes() // 4,
         )
         per_thread = max(buffer_bytes // (8 * _WORDS * threads), 1) * _WORDS
         # Written once: pages that nobody wrote to would all be the one zero page.
@@ -193,12 +193,3 @@ def _own_cpu_s() -> float:
 def load() -> float:
     """Runnable tasks, averaged over the last minute."""
     return psutil.getloadavg()[0]
-
-
-def frequency_mhz() -> float | None:
-    """Clock of the fastest CPU in MHz, which is the one at work; None where the system doesn't say."""
-    try:
-        found = [cpu.current for cpu in psutil.cpu_freq(percpu=True) or [] if cpu.current]
-    except (NotImplementedError, OSError):
-        return None
-    return float(max(found)) if found else None

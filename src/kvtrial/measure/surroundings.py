@@ -43,16 +43,27 @@ class Bracket:
         return max(row["value"] for row in self.rows if row["metric"] == metric)
 
     def _take(self, index: int) -> None:
-        reading = self._probe.measure()
-        self._add("probe/spin_ms", index, reading.spin_ms)
-        self._add("probe/read_gb_per_s", index, reading.read_gb_per_s)
-        self._add("probe/fma_gflop_per_s", index, reading.fma_gflop_per_s)
-        self._add("probe/load", index, probes.load())
-        if (clock := probes.frequency_mhz()) is not None:
-            self._add("probe/frequency_mhz", index, clock)
+        self.rows += reading_rows(self._probe, index, **self._columns)
 
     def _add(self, metric: str, index: int, value: float) -> None:
         self.rows.append({**self._columns, "metric": metric, "index": index, "value": value})
+
+
+def reading_rows(probe: Probes, index: int, **columns: Any) -> list[Row]:
+    """One reading of the machine, before (0) or after (1) the work that ``columns`` name."""
+    reading = probe.measure()
+    found = {
+        "probe/spin_ms": reading.spin_ms,
+        "probe/read_gb_per_s": reading.read_gb_per_s,
+        "probe/fma_gflop_per_s": reading.fma_gflop_per_s,
+        "probe/load": probes.load(),
+    }
+    if (clock := machine.frequency_mhz()) is not None:
+        found["probe/frequency_mhz"] = clock
+    return [
+        {**columns, "metric": metric, "index": index, "value": value}
+        for metric, value in found.items()
+    ]
 
 
 def environment_rows(**columns: Any) -> list[Row]:
