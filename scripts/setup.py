@@ -62,7 +62,12 @@ def check_prerequisites():
             f"Python's headers, Python.h (Debian, Ubuntu: apt install python{version}-dev; "
             "Fedora: dnf install python3-devel)"
         )
-    compiler = (os.environ.get("CC") or "cc").split()[0]
+    compiler = os.environ.get("CC") or "cc"
+    if " " in compiler and not shutil.which(compiler):
+        fail(
+            f"CC is {compiler!r}; it names one program, without arguments: give the compiler alone "
+            "(a folder of links to ccache on PATH does what `ccache gcc` would)"
+        )
     if not shutil.which(compiler):
         missing.append(
             f"a C compiler, `{compiler}` (Debian, Ubuntu: apt install gcc libc6-dev; "
@@ -80,9 +85,17 @@ def fingerprint(inputs):
     return digest.hexdigest()
 
 
+def is_usable():
+    """Whether there is an environment with pip and this very Python."""
+    code = f"import pip, sys; sys.exit(sys.version != {sys.version!r})"
+    return PYTHON.is_file() and not subprocess.call(
+        [str(PYTHON), "-c", code], stderr=subprocess.DEVNULL
+    )
+
+
 def is_current(stamp, wanted):
-    """Whether the environment was made from just this, and its Python still runs."""
-    return stamp.is_file() and stamp.read_text() == wanted and run(PYTHON, "-c", "") == 0
+    """Whether the environment was made from just this, and still is one."""
+    return stamp.is_file() and stamp.read_text() == wanted and is_usable()
 
 
 def pip(*arguments):
@@ -92,9 +105,9 @@ def pip(*arguments):
 
 
 def make_environment():
-    """A fresh .venv where there is none that runs, then everything into it."""
+    """A fresh .venv where there is none to use, then everything into it."""
     check_prerequisites()
-    if not PYTHON.is_file() or run(PYTHON, "-c", ""):
+    if not is_usable():
         print("set-up: making .venv", flush=True)
         if run(sys.executable, "-m", "venv", "--clear", VENV):
             fail(f"`{sys.executable} -m venv` failed, its words are above")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,31 @@ def test_missing_parts_are_named_together(setup, monkeypatch, tmp_path):
         setup.check_prerequisites()
     for part in ("the venv module", "Python.h", "`no-such-cc`"):
         assert part in str(ended.value)
+
+
+def test_a_compiler_with_arguments_is_refused(setup, monkeypatch):
+    monkeypatch.setenv("CC", "ccache gcc")
+    with pytest.raises(SystemExit, match="CC is 'ccache gcc'; it names one program"):
+        setup.check_prerequisites()
+
+
+@pytest.mark.parametrize("fault", ["no pip", "another Python", "no Python", "none"])
+def test_an_environment_that_can_not_be_used_is_made_anew(setup, monkeypatch, tmp_path, fault):
+    """As an interrupted `python -m venv`, `uv venv` or an upgrade of the distribution leave it."""
+    python = tmp_path / "bin" / "python"
+    monkeypatch.setattr(setup, "PYTHON", python)
+    assert not setup.is_usable()
+    python.parent.mkdir()
+    python_here = shlex.quote(sys.executable)
+    lines = {
+        "no pip": "exit 1",
+        "another Python": f'exec {python_here} -c "import sys; sys.version = 3; $2"',
+        "no Python": "exit 127",
+        "none": f'exec {python_here} "$@"',
+    }
+    python.write_text(f"#!/bin/sh\n{lines[fault]}\n", encoding="utf-8")
+    python.chmod(0o755)
+    assert setup.is_usable() is (fault == "none")
 
 
 def test_the_stamp_changes_with_the_requirements(setup, tmp_path):

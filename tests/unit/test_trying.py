@@ -106,6 +106,19 @@ def test_a_candidate_is_paired_with_the_adopted_store(small, capfd):
     assert snapshot.stat().st_mtime_ns == made
 
 
+def test_a_candidate_that_does_not_end_is_not_timed(small, monkeypatch):
+    """It would hold the machine for ever."""
+    why = "not finished after 600 s"
+    stuck = {"passed": False, "passed_tests": 0, "failed": {}, "gaps": [], "crash": why}
+    monkeypatch.setattr(trying, "_conformance", lambda stage, name: stuck)
+    monkeypatch.setattr(trying, "_attention", None)
+    found = trying.measure("K2", model="tiny-llama", context=96)
+    assert not trying.sound(found)
+    assert found["decode"]["ratio"] is None
+    assert trying.reading(found["decode"], 1.1) == f"no interval: it was not timed: {why}"
+    Console(file=io.StringIO()).print(trying.render(found))
+
+
 def stage_of(small):
     gguf = models.path_of("tiny-llama")
     return trying.Stage(

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvtrial import candidates, events, peers, report, shapes
+from kvtrial import candidates, events, machine, peers, report, shapes
 from kvtrial.contract import Profile
 from kvtrial.journal import Attempt, Journal
 from kvtrial.measure.exclusive import exclusive
@@ -34,7 +34,7 @@ from kvtrial.measure.order import mirrored_orders
 from kvtrial.plots import peers as figure
 from kvtrial.run import write_text
 from kvtrial.stages import m1, m2
-from kvtrial.stages.common import Block, Cell, Row, Stage, exit_tracked, run_arms
+from kvtrial.stages.common import Block, Cell, Row, Stage, StageError, exit_tracked, run_arms
 from kvtrial.stages.progress import Progress
 
 #: Work → program → the module that measures it. "ours" are the arms of this project.
@@ -211,12 +211,22 @@ def main(argv: list[str] | None = None) -> int:
     if absent:
         print(f"peers: {peers.what_to_install(absent)}", flush=True)
     seed = stage.protocol["decision"]["bootstrap_seed"]
-    contexts = asked.contexts or sorted(map(int, stage.workload["snapshots"]))
+    known = sorted(map(int, stage.workload["snapshots"]))
+    contexts = asked.contexts or known
+    if unknown := sorted(set(contexts) - set(known)):
+        raise StageError(
+            f"peers.contexts has {', '.join(map(str, unknown))}; the protocol fills "
+            f"{', '.join(map(str, known))}: give some of these"
+        )
+    cpus = machine.usable_cpus()
+    threads = [n for n in asked.threads if n <= cpus]
+    if left_out := [n for n in asked.threads if n > cpus]:
+        print(f"peers: no rows of {left_out} threads: {cpus} CPUs are usable", flush=True)
     with exclusive(f"peers of {stage.run_dir.name}"):
         journal = Journal(stage.run_dir, "peers")
         attempt = journal.attempt()
         arms = {"ours": our_arms(stage, attempt)} | {p: peers.arms_of(p) for p in present}
-        planned = plan(contexts, asked.threads, asked.blocks, arms, seed)
+        planned = plan(contexts, threads, asked.blocks, arms, seed)
         left = [r for r in planned if not attempt.has(r.name)]
         seconds = estimate(stage, attempt, left)
         with Progress("peers", seconds, in_seconds=True) as progress:
