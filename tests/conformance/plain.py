@@ -197,10 +197,21 @@ class PlainSession:
         for index in missing:
             table.extend([-1] * (index + 1 - len(table)))
             fresh = store.take()
+            source = table[index] if table[index] >= 0 else self.inherited(layer, index)
+            if source >= 0:
+                store.memory[fresh] = store.memory[source]
             if table[index] >= 0:
-                store.memory[fresh] = store.memory[table[index]]
                 store.drop(table[index])
             table[index] = fresh
+
+    def inherited(self, layer: int, index: int) -> int:
+        """The page of an ancestor whose rows below the fork belong here too, or -1."""
+        owner = self
+        while owner.parent is not None and owner.fork // self.store.spec.page_tokens == index:
+            owner = owner.parent
+            if index < len(owner.tables[layer]) and owner.tables[layer][index] >= 0:
+                return owner.tables[layer][index]
+        return -1
 
     def mutated(self) -> None:
         self.moves += 1
@@ -372,7 +383,7 @@ class PlainSession:
         n = len(q) if isinstance(q, np.ndarray) else -1
         q = _array(q, (n, spec.q_heads, spec.head_dim), "q")
         out = _array(out, q.shape, "out", writable=True)
-        end = self.length(layer) - spec.base_position
+        end = int(np.flatnonzero(self.bits[layer]).max(initial=-1)) + 1
         if n > end:
             raise OutOfRange(f"{n} queries over {end} positions")
         for i in range(n):
@@ -389,9 +400,10 @@ class PlainSession:
             raise OutOfRange(f"kv_heads {kv_heads} are not inside {spec.heads}")
         base = spec.base_position
         start, stop = (base, base + len(self.bits[layer])) if positions is None else positions
-        if not base <= start <= stop:
+        if not 0 <= start <= stop:
             raise OutOfRange(f"positions {positions} are no range")
-        return self.softmax(layer, q, self.scale(scale), (start - base, stop - base), (low, high))
+        span = max(start - base, 0), max(stop - base, 0)
+        return self.softmax(layer, q, self.scale(scale), span, (low, high))
 
     # Branches
 
@@ -492,6 +504,8 @@ class PlainSession:
             or self.restoring is not None
         ):
             raise InvalidArgument("begin_restore needs an empty session and a bit row per layer")
+        if self.children:
+            raise BranchesOpen("close the branches first")
         if not self.position_holes_allowed and not valid.all():
             raise HoleNotAllowed("the bitmap has holes; open the session with holes allowed")
         padded = np.zeros((spec.layers, -(-valid.shape[1] // spec.page_tokens), spec.page_tokens))
