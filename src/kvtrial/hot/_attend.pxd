@@ -8,10 +8,7 @@ cdef void place_partial(kv_span *span, float *at) noexcept nogil
 cdef int attend_spans(
     const kv_span *whole, kv_span_fn kernel, float *work, int threads
 ) noexcept nogil
-cdef void join(
-    float *top, float *total, float *output, const float *more_top, const float *more_total,
-    const float *more_output, int64_t heads, int64_t dim,
-) noexcept nogil
+cdef object narrow(kv_span *span, object spec, object kv_heads, object positions)
 cdef int attend_block(
     const kv_span *whole, const Layout *layout, int64_t n, int64_t q_stride, float *out, int threads
 ) except -1

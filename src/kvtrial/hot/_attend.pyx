@@ -4,6 +4,7 @@ A layer is cut at multiples of KV_SPAN_SLOTS, whatever the number of threads; pa
 in the order of their positions, so that results are bitwise the same for any.
 """
 
+cimport numpy as cnp
 from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, expf
 from libc.stdint cimport int32_t, int64_t
@@ -12,8 +13,9 @@ from libc.string cimport memcpy, memset
 from scipy.linalg.cython_blas cimport sgemm
 
 from kvtrial._threads cimport parallel_for
-from kvtrial.contract import PoolExhausted
+from kvtrial.contract import Partial, PoolExhausted
 
+from kvtrial.hot._door cimport part_of
 from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._rows cimport Layout, read_pair
 from kvtrial.hot._simd cimport (
@@ -29,6 +31,9 @@ from kvtrial.hot._simd cimport (
     kv_zero,
     vector,
 )
+
+
+cnp.import_array()
 
 
 ctypedef struct Job:
@@ -125,6 +130,19 @@ cdef int attend_spans(
             partial.max + first, partial.sum + first, partial.output + first * dim, heads, dim,
         )
     return job.failed
+
+
+cdef object narrow(kv_span *span, object spec, object kv_heads, object positions):
+    """Cuts a layer's whole span to a part; the new `Partial` that it writes to from now on."""
+    cdef int64_t first_query = spec.heads[0] * spec.group
+    span.first_head, span.last_head, span.first_slot, span.last_slot = part_of(
+        spec, span.last_slot, kv_heads, positions
+    )
+    part = Partial.empty(spec.q_heads, spec.head_dim)
+    span.max = <float *>cnp.PyArray_DATA(part.max) + first_query
+    span.sum = <float *>cnp.PyArray_DATA(part.sum) + first_query
+    span.output = <float *>cnp.PyArray_DATA(part.output) + first_query * span.head_dim
+    return part
 
 
 # The causal block ---------------------------------------------------------------------------------

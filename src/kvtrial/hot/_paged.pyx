@@ -18,13 +18,18 @@ from kvtrial.contract import (
     NumericRange,
     OutOfRange,
     PageTable,
-    Partial,
     PoolExhausted,
     StaleOwner,
     StepIncomplete,
 )
 
-from kvtrial.hot._attend cimport attend_block, attend_spans, partial_floats, place_partial
+from kvtrial.hot._attend cimport (
+    attend_block,
+    attend_spans,
+    narrow,
+    partial_floats,
+    place_partial,
+)
 from kvtrial.hot._door cimport (
     ascending,
     block_rows,
@@ -33,7 +38,6 @@ from kvtrial.hot._door cimport (
     int64_positions,
     integer,
     layer_index,
-    part_of,
 )
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._kernels_panel_simd cimport span_panel
@@ -395,13 +399,7 @@ cdef class PagedSession:
         cdef int64_t lay = layer_index(layer, store.layers)
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
         cdef kv_span span = store.whole(self.slot, lay, queries, finite_scale(scale))
-        span.first_head, span.last_head, span.first_slot, span.last_slot = part_of(
-            store.spec, span.last_slot, kv_heads, positions
-        )
-        part = Partial.empty(store.q_heads, store.dim)
-        span.max = <float *>cnp.PyArray_DATA(part.max) + store.first_query
-        span.sum = <float *>cnp.PyArray_DATA(part.sum) + store.first_query
-        span.output = <float *>cnp.PyArray_DATA(part.output) + store.first_query * store.dim
+        part = narrow(&span, store.spec, kv_heads, positions)
         store.attend_whole(&span)
         return part
 

@@ -26,9 +26,15 @@ import weakref
 import numpy as np
 import rocksdict
 
-from kvtrial.contract import InvalidArgument, KVError, OutOfRange, Partial, PoolExhausted
+from kvtrial.contract import InvalidArgument, KVError, OutOfRange, PoolExhausted
 
-from kvtrial.hot._attend cimport attend_block, attend_spans, partial_floats, place_partial
+from kvtrial.hot._attend cimport (
+    attend_block,
+    attend_spans,
+    narrow,
+    partial_floats,
+    place_partial,
+)
 from kvtrial.hot._door cimport (
     ascending,
     block_rows,
@@ -36,7 +42,6 @@ from kvtrial.hot._door cimport (
     floats,
     int64_positions,
     layer_index,
-    part_of,
 )
 from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
 from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span
@@ -322,13 +327,7 @@ cdef class RocksSession(GaplessSession):
         cdef int64_t lay = layer_index(layer, store.layers)
         cdef float *queries = floats(q, "q", 2, 0, store.q_heads, store.dim, False)
         cdef kv_span span = self.whole(lay, queries, finite_scale(scale))
-        span.first_head, span.last_head, span.first_slot, span.last_slot = part_of(
-            store.spec, span.last_slot, kv_heads, positions
-        )
-        part = Partial.empty(store.q_heads, store.dim)
-        span.max = <float *>cnp.PyArray_DATA(part.max) + store.first_query
-        span.sum = <float *>cnp.PyArray_DATA(part.sum) + store.first_query
-        span.output = <float *>cnp.PyArray_DATA(part.output) + store.first_query * store.dim
+        part = narrow(&span, store.spec, kv_heads, positions)
         self.run(lay, &span)
         return part
 
