@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from kvtrial.cold import disk
@@ -189,12 +190,12 @@ class SegmentStore(ColdStore):
             ) from error
 
     def _damage_between(self) -> list[str]:
-        found = []
+        found: list[str] = []
         for number in self._log.numbers():
-            try:
-                found += self._log.damaged_heads(number)
-            except FileNotFoundError:
-                continue  # gc took it meanwhile
+            with suppress(FileNotFoundError):  # gc took it meanwhile
+                damage = self._log.damaged_heads(number)
+                self._log.size(number)
+                found += damage
         return found
 
     def _moved(self, found: Found) -> Record | None:
