@@ -279,6 +279,11 @@ def affordable(seconds: float, most: int) -> int:
 # What came out
 
 
+#: What is said of each arm's decode, and of its attention alone.
+_RATES = ("tokens_per_s", "step_ms_p50", "step_ms_p95")
+_FRACTIONS = ("unique_gb_per_s", "ceiling_fraction")
+
+
 def _results(stage: Stage, cell: dict[str, Any], name: str, against: str) -> dict[str, Any]:
     table, registered = events.read_run(stage.run_dir), stage.protocol
     judged = gates.judge(table, registered)
@@ -298,19 +303,13 @@ def _results(stage: Stage, cell: dict[str, Any], name: str, against: str) -> dic
     return {
         "decode": {
             **decode,
-            "arms": {
-                arm: {key: row.get(key) for key in ("tokens_per_s", "step_ms_p50", "step_ms_p95")}
-                for arm, row in described.items()
-            },
+            "arms": {arm: {key: row.get(key) for key in _RATES} for arm, row in described.items()},
             "same_tokens": _same_tokens(rows, name, against),
         },
         "attention": {
             **attention,
             "arms": {
-                arm: {
-                    key: _over_blocks(rows, arm, f"m1/{key}")
-                    for key in ("unique_gb_per_s", "ceiling_fraction")
-                }
+                arm: {key: _over_blocks(rows, arm, f"m1/{key}") for key in _FRACTIONS}
                 for arm in (name, against)
             },
         },
@@ -322,11 +321,13 @@ def _results(stage: Stage, cell: dict[str, Any], name: str, against: str) -> dic
 def _untimed(why: str, arms: tuple[str, str], registered: dict[str, Any]) -> dict[str, Any]:
     """The same without any measurement."""
     nothing = {**contrast({}, {}, registered), "problem": f"it was not timed: {why}"}
-    rates = dict.fromkeys(("tokens_per_s", "step_ms_p50", "step_ms_p95"))
-    fractions = dict.fromkeys(("unique_gb_per_s", "ceiling_fraction"))
     return {
-        "decode": {**nothing, "arms": dict.fromkeys(arms, rates), "same_tokens": None},
-        "attention": {**nothing, "arms": dict.fromkeys(arms, fractions)},
+        "decode": {
+            **nothing,
+            "arms": {arm: dict.fromkeys(_RATES) for arm in arms},
+            "same_tokens": None,
+        },
+        "attention": {**nothing, "arms": {arm: dict.fromkeys(_FRACTIONS) for arm in arms}},
         "failed": [],
         "void_blocks": 0,
     }

@@ -18,8 +18,7 @@ from typing import Any
 
 from kvtrial.cold import KINDS, faults
 from kvtrial.journal import Attempt
-from kvtrial.measure import child
-from kvtrial.stages.common import Block, Stage, StageError, blocks, exit_tracked, run_blocks
+from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_arms, run_blocks
 from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.cold.measure"
@@ -56,20 +55,14 @@ def crash_all(stage: Stage, attempt: Attempt, folder: Path, progress: Progress) 
         unit = f"crash-{kind}"
         if not attempt.has(unit):
             spec = {
-                "candidates": [kind],
                 "folder": str(folder / unit),
                 "rounds": stage.protocol["cold"]["crash_rounds"],
                 "batches": stage.protocol["cold"]["batches"],
                 "seed": stage.protocol["decision"]["bootstrap_seed"],
             }
-            try:
-                rows = child.run(CRASH_MODULE, spec, 1, faults.preload_environment())
-            except child.ChildDied as error:
-                if error.candidate is None:
-                    raise StageError(str(error)) from None
-                text = child.failed_row(str(error))
-                progress.say(f"{kind} is out: {text}")
-                rows = [{"candidate": kind, "metric": "failed", "text": text}]
+            alone = {"threads": 1}
+            preload = faults.preload_environment()
+            rows = run_arms(stage, attempt, CRASH_MODULE, [kind], spec, alone, preload)
             attempt.put(unit, stage.events(rows))
         progress.done(unit)
 

@@ -119,7 +119,7 @@ class Stage:
         parser.add_argument("--profile", help="default or full; the manifest's by default")
         args = parser.parse_args(argv)
         build.refuse_stale()
-        build.fingerprint()
+        build.fingerprint()  # taken now, for the whole stage
         manifest = json.loads((args.run_dir / "manifest.json").read_text(encoding="utf-8"))
         of_run, here = manifest["build"]["build_id"], build.facts()["build_id"]
         if of_run != here:
