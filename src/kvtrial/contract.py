@@ -155,12 +155,13 @@ class MemoryLedger:
         self.budget_bytes = int(budget_bytes)
         self._reserved: dict[int, tuple[str, int]] = {}
         self._next = 0
-        self._lock = threading.Lock()  # stores may open and close in several threads
+        self._lock = threading.RLock()  # stores may open and close in several threads
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes that open pools hold."""
-        return sum(n for _, n in self._reserved.values())
+        with self._lock:
+            return sum(n for _, n in self._reserved.values())
 
     @property
     def free_bytes(self) -> int:

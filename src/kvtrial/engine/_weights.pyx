@@ -65,7 +65,7 @@ cdef void _dot4_q4_1_floats(
     cdef q_f32x8 weights[4]
     cdef int8_t spread[BLOCK]
     cdef const uint8_t* block
-    cdef float offset
+    cdef float scale, offset
     cdef Py_ssize_t b, v
     cdef int r, i
     for i in range(4 * n):
@@ -77,9 +77,9 @@ cdef void _dot4_q4_1_floats(
             q_spread_nibbles(block + 4, spread)
             for i in range(4):
                 weights[i] = q_load_i8x8(spread + 8 * i)
-            offset = q_half(block + 2)
+            scale, offset = q_half(block), q_half(block + 2)
             for v in range(n):
-                _add_block(weights, q_half(block), x[v].values + b * BLOCK, acc + 4 * v + r)
+                _add_block(weights, scale, x[v].values + b * BLOCK, acc + 4 * v + r)
                 offsets[4 * v + r] += offset * x[v].sums[b]
     for i in range(4 * n):
         sums[i] = q_sum(acc[i]) + offsets[i]
@@ -91,6 +91,7 @@ cdef void _dot4_q8_0_floats(
     cdef q_f32x8 acc[4 * DOT_VECTORS]
     cdef q_f32x8 weights[4]
     cdef const uint8_t* block
+    cdef float scale
     cdef Py_ssize_t b, v
     cdef int r, i
     for i in range(4 * n):
@@ -98,10 +99,11 @@ cdef void _dot4_q8_0_floats(
     for b in range(x.cols // BLOCK):
         for r in range(4):
             block = rows + r * row_bytes + b * Q8_0_BYTES
+            scale = q_half(block)
             for i in range(4):
                 weights[i] = q_load_i8x8(block + 2 + 8 * i)
             for v in range(n):
-                _add_block(weights, q_half(block), x[v].values + b * BLOCK, acc + 4 * v + r)
+                _add_block(weights, scale, x[v].values + b * BLOCK, acc + 4 * v + r)
     for i in range(4 * n):
         sums[i] = q_sum(acc[i])
 

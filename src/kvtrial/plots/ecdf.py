@@ -32,11 +32,11 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     contexts = sorted(set(rows["context"]))[:3]
     drawn, axes = style.figure(len(contexts), width=9.0, height=4.2)
     for axis, context in zip(axes, contexts):
-        counts = set()
+        counts = []
         for name, own in rows[rows["context"] == context].groupby("candidate"):
             values = np.sort(own["value"].dropna().to_numpy())
             if values.size:
-                counts.add(values.size)
+                counts.append(values.size)
                 share = np.arange(1, values.size + 1) / values.size
                 axis.step(
                     values,
@@ -46,8 +46,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
                     label=str(name),
                 )
         style.plain_log(axis, "x")
-        n = " to ".join(f"{count:,}" for count in sorted(counts)[:: max(1, len(counts) - 1)])
-        axis.set_title(f"{context:,} positions (n = {n})", fontsize=9)
+        axis.set_title(f"{context:,} positions (n = {style.span_of(counts)})", fontsize=9)
         axis.set_xlabel("step latency, ms (log scale)")
         axis.set_ylim(0, 1)
     axes[0].set_ylabel("share of steps")

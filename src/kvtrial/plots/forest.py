@@ -32,18 +32,19 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     ]
     if not rows:
         return None
-    pairs = sorted({(c["challenger"], c["incumbent"]) for c in rows}, reverse=True)
-    cells = sorted({(_ROLES.index(c["role"]), c["context"]) for c in rows})
+    rows.sort(key=lambda c: (_ROLES.index(c["role"]), c["context"]))
+    cells = list(dict.fromkeys((c["role"], c["context"]) for c in rows))
+    named = {(c["challenger"], c["incumbent"]): labels.of_contrast(c) for c in rows}
+    pairs = sorted(named, reverse=True)
     drawn, axes = style.figure(
         len(cells), width=2.4 + 2.3 * len(cells), height=1.3 + 0.2 * len(pairs)
     )
     for axis, (role, context) in zip(axes, cells):
-        own = [c for c in rows if (_ROLES.index(c["role"]), c["context"]) == (role, context)]
+        own = [c for c in rows if (c["role"], c["context"]) == (role, context)]
         for row in own:
             _draw_row(axis, pairs.index((row["challenger"], row["incumbent"])), row)
-        counts = sorted({c["n_blocks"] for c in own})
-        n = " to ".join(map(str, counts[:: max(1, len(counts) - 1)]))
-        axis.set_title(f"{context:,} positions, {_ROLES[role]} (n = {n})", fontsize=9)
+        n = style.span_of(c["n_blocks"] for c in own)
+        axis.set_title(f"{context:,} positions, {role} (n = {n})", fontsize=9)
         axis.axvline(1.0, color="#444444", linewidth=1)
         axis.axvline(1.1, color="#D55E00", linewidth=1, linestyle="--")
         axis.set_xscale("log")
@@ -53,7 +54,6 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         axis.set_ylim(-0.7, len(pairs) - 0.3)
         axis.set_yticks(range(len(pairs)), [""] * len(pairs))
         axis.set_xlabel("ratio of tokens/s (log scale)")
-    named = {(c["challenger"], c["incumbent"]): labels.of_contrast(c) for c in rows}
     axes[0].set_yticks(range(len(pairs)), [f"{a} / {b}{named[a, b]}" for a, b in pairs], fontsize=8)
     return drawn
 
@@ -61,13 +61,12 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
 def _draw_row(axis: Axes, line: int, row: dict[str, Any]) -> None:
     look = style.look(row["challenger"])
     low, high = row["ci95"]
-    if low > _RIGHT or high < _LEFT:
-        text, at, side = (
-            (f"{row['ratio']:.1f} \N{RIGHTWARDS ARROW}", _RIGHT, "right")
-            if low > _RIGHT
-            else (f"\N{LEFTWARDS ARROW} {row['ratio']:.2f}", _LEFT, "left")
-        )
-        axis.text(at, line, text, ha=side, va="center", fontsize=8, color=look["color"])
+    at = {"va": "center", "fontsize": 8, "color": look["color"]}
+    if low > _RIGHT:
+        axis.text(_RIGHT, line, f"{row['ratio']:.1f} \N{RIGHTWARDS ARROW}", ha="right", **at)
+        return
+    if high < _LEFT:
+        axis.text(_LEFT, line, f"\N{LEFTWARDS ARROW} {row['ratio']:.2f}", ha="left", **at)
         return
     axis.plot([low, high], [line, line], color=look["color"], linewidth=2)
     axis.plot(row["ratio"], line, linestyle="", markersize=6, **look)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import matplotlib
@@ -44,6 +45,12 @@ def figure(
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.set_axisbelow(True)
     return drawn, listed
+
+
+def span_of(counts: Iterable[int]) -> str:
+    """Numbers of blocks or steps as a title says them: ``6``, or ``6 to 18`` where they differ."""
+    low, high = min(counts := list(counts)), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def plain_log(axis: Axes, which: str) -> None:
