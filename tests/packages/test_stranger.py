@@ -114,7 +114,7 @@ def test_a_whole_trial_takes_it_in(installed: None, tmp_path: Path) -> None:
     """The right one is timed, judged and challenges; the wrong one is out, and the rest goes on."""
     smoke = ROOT / "config" / "protocol-smoke.yaml"
     registered = yaml.safe_load(smoke.read_text(encoding="utf-8"))
-    arms = ["K0", "A1", "A2", "K1", "K3", "Wrapped", "KeepsItsOutput"]
+    arms = ["K0", "A1", "A2", "K1", "K1T", "K3", "Wrapped", "KeepsItsOutput"]
     registered["candidates"] = arms
     registered["decision"] |= {"challengers": ["Wrapped"], "profiles": []}
     registered["hypotheses"] = [
