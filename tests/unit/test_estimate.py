@@ -81,7 +81,7 @@ def test_the_stages_are_their_blocks_and_the_void_ones() -> None:
         f"{c}x1x1-{shape}" for c in (512, 4096, 16384) for shape in ("9q3kv", "14q2kv")
     }
     found = estimate.stage_seconds(speed(), protocol, cells, per_block, prompts=24, jobs=2)
-    m2 = sum(n * per_block["m2"][f"{c}x1x1"] for c, n in ((4096, 12), (512, 6), (16384, 6)))
+    m2 = sum(n * per_block["m2"][f"{c}x1x1"] for c, n in ((4096, 15), (512, 6), (16384, 6)))
     assert found["m2"] == pytest.approx(STAGE_S + m2 / 0.9)
     assert found["aa"] == pytest.approx(STAGE_S + 12 * both / 0.9)
     prompt = 0.1 + 63 * 0.02

@@ -194,6 +194,21 @@ def test_regions_come_in_turn_and_none_twice_before_all_others():
     assert taken == [ring[i % 4] for i in range(8)]
 
 
+def test_the_warm_up_goes_through_every_region_once():
+    """Case: three warm-up calls of sixteen regions; the first calls on the rest were counted, at several
+    times what the next ones took."""
+    taken = []
+    a, b = Regions(taken), Regions(taken)
+    few = attention.Arm("K1", None, [(a, 0), (b, 0)])
+    many = attention.Arm("K3", None, [(a, 1 + layer) for layer in range(7)])
+    queries = np.zeros((16, 6, 32), np.float32)
+    spec = {"warmup_iterations": 3, "orders": [["K1", "K3"]] * 3, "seed": 1}
+    assert attention.interleave({"K1": few, "K3": many}, queries, spec, lambda name: None) == []
+    # a third of two regions is one a turn, a third of seven is three
+    assert (few.next_region, many.next_region) == (3, 9)
+    assert set(taken) == {(id(s), layer) for arm in (few, many) for s, layer in arm.regions}
+
+
 def test_a_clock_that_stands_still_fails_the_arm_by_name(snapshot, monkeypatch):
     """Case F11: no rate is made of an interval of zero."""
     spec = spec_for(snapshot, BUILT[:1])

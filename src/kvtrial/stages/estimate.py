@@ -165,7 +165,6 @@ def _attention_block_s(
     }
     fastest = min(region.values(), default=1.0)
     calls = math.ceil(SHORTEST_ITERATION_NS / 1e9 / max(fastest, 1e-9))
-    iterations = rules["warmup_iterations"] + rules["iterations"]
     row_bytes = 8 * shape["kv_heads"] * shape["head_dim"]
     rotation = rules["rotation_llc_multiple"] * machine.last_level_cache_bytes()
     regions = max(1, math.ceil(rotation / (row_bytes * context)))
@@ -174,7 +173,7 @@ def _attention_block_s(
     )
     in_cache = sum(3 * t + 10 * max(t, SHORTEST_ITERATION_NS / 1e9) for t in region.values())
     oracle = CHECKED_ITERATIONS * 3 * ORACLE_S * context * shape["q_heads"]
-    timed = iterations * calls * sum(region.values())
+    timed = (rules["iterations"] * calls + regions) * sum(region.values())
     return fills + timed + in_cache + oracle + 2 * speed.probe_s
 
 
@@ -194,6 +193,11 @@ def stage_seconds(
         own = cell.endswith(f"-{m1_own}")
         return int(protocol["m1"]["blocks" if own else "shape_blocks"])
 
+    def m2_blocks(cell: Cell) -> float:
+        # What the spread is going to ask for is not known yet: half of what it may.
+        first = cell["blocks"]
+        return float(first + cell.get("max_blocks", first)) / 2
+
     entrants = len(registered.entrants(protocol))
     cold, parity = protocol["cold"], protocol["parity"]
     a_prompt = speed.prompt_s + (parity["steps_per_prompt"] - 1) * speed.exact_step_s
@@ -207,7 +211,7 @@ def stage_seconds(
         + prompts * len(set(speed.names) & set(protocol["candidates"])) * a_prompt,
         "m1": again * sum(m1_blocks(cell) * s for cell, s in per_block["m1"].items()),
         "m2": again
-        * sum(cell["blocks"] * per_block["m2"][gates.cell_name(cell)] for cell in cells),
+        * sum(m2_blocks(cell) * per_block["m2"][gates.cell_name(cell)] for cell in cells),
         "aa": again * protocol["aa"]["blocks"] * sum(per_block["aa"].values()),
         "control": again * sum(per_block["control"].values()),
         "direct_write": protocol["direct_write"]["blocks"]

@@ -129,7 +129,7 @@ def shortened(work: str, spec: dict[str, Any]) -> tuple[dict[str, Any], float]:
         return quick, spec["warmup_steps"] + spec["decode_steps"]
     if work == "attention":
         quick = {**spec, "warmup_iterations": 1, "orders": spec["orders"][:2]}
-        return quick, len(spec["orders"])
+        return quick, len(spec["orders"]) - spec["warmup_iterations"]
     few = spec["ids"][: max(1, len(spec["ids"]) // 8)]
     return {**spec, "ids": few}, len(spec["ids"]) / len(few)
 
