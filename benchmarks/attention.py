@@ -25,7 +25,7 @@ from kvtrial.measure.stores import opened
 
 BASELINE = Path(__file__).with_name("baseline.json")
 SHAPES = {"9/3x64": (9, 3, 64), "14/2x64": (14, 2, 64)}
-ARMS = ("K1", "K2", "K3", "K5", "K1T", "K3T")
+ARMS = ("K1", "K2", "K3", "K5", "K1T", "K3T", "K2T")
 TOKENS = 4096
 PAGE_TOKENS = 32
 ROUNDS = 40

@@ -38,4 +38,5 @@ def test_the_capability_table() -> None:
     assert table.pop("C0") == ("branch", "holes", "pool", "spill")
     assert {"branch", "holes", "pool"} <= set(table.pop("K0"))
     assert set(table.pop("A1")) <= {"branch", "holes", "pool", "spill"}
-    assert table == dict.fromkeys(["A2", "K1", "K1C", "K2", "K3", "K4", "K5", "K1T", "K3T"], ())
+    arms = ["A2", "K1", "K1C", "K2", "K3", "K4", "K5", "K1T", "K3T", "K2T"]
+    assert table == dict.fromkeys(arms, ())

@@ -59,7 +59,7 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture(params=["A2", "K1", "K2", "K3", "K4", "K5", "K1T", "K3T"])
+@pytest.fixture(params=["A2", "K1", "K2", "K3", "K4", "K5", "K1T", "K3T", "K2T"])
 def name(request):
     assert candidates()[request.param].not_built is None
     return request.param

@@ -18,7 +18,7 @@ from kvtrial.contract import (
 )
 from kvtrial.hot import flat, paged
 
-CANDIDATES = [flat.K0, flat.A1, paged.A2, paged.K1, paged.K2, paged.K5, paged.K1T]
+CANDIDATES = [flat.K0, flat.A1, paged.A2, paged.K1, paged.K2, paged.K5, paged.K1T, paged.K2T]
 
 
 @pytest.fixture(params=CANDIDATES, ids=lambda c: c.name)

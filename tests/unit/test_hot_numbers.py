@@ -12,7 +12,7 @@ from kvtrial.hot._paged import PagedStore
 from kvtrial.contract import NumericRange, StoreSpec
 from kvtrial.hot import flat, paged
 
-ARMS = (flat.K0, flat.A1, paged.A2, paged.K1, paged.K1C, paged.K2, paged.K5, paged.K1T)
+ARMS = (flat.K0, flat.A1, paged.A2, paged.K1, paged.K1C, paged.K2, paged.K5, paged.K1T, paged.K2T)
 CANDIDATES = [arm for arm in ARMS if arm.not_built is None]
 TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "q8_0": 6e-2}
 
@@ -72,7 +72,7 @@ def test_block_over_many_tiles():
     assert np.isnan(out[-1]).all()
 
 
-@pytest.mark.parametrize("name", ["K1", "K2", "K5", "K1T", "A2"])
+@pytest.mark.parametrize("name", ["K1", "K2", "K5", "K1T", "K2T", "A2"])
 def test_any_number_of_threads_gives_the_same_bits(name):
     n = 3000
     k, v, q = normal(1, n, 3, 64), normal(2, n, 3, 64), normal(3, 9, 64)
@@ -90,11 +90,12 @@ def test_any_number_of_threads_gives_the_same_bits(name):
     assert len(shown) == 1
 
 
-def test_every_half_keeps_its_bits():
+@pytest.mark.parametrize("arm", [paged.K2, paged.K2T], ids=lambda arm: arm.name)
+def test_every_half_keeps_its_bits(arm):
     """All 65,536 patterns go in as float32 and come out as they went; NaN stays NaN."""
     halves = np.arange(65536, dtype=np.uint16).view(np.float16)
     rows = halves.astype(np.float32).reshape(256, 1, 256)
-    store = paged.K2.open(StoreSpec(1, 1, 1, 256, budget_bytes=1 << 20))
+    store = arm.open(StoreSpec(1, 1, 1, 256, budget_bytes=1 << 20))
     session = store.open_session()
     session.append(0, np.arange(256), rows, rows)
     back = session.read(0, np.arange(256))[0]
@@ -104,7 +105,8 @@ def test_every_half_keeps_its_bits():
     assert back[~nan].tobytes() == rows[~nan].tobytes()
 
 
-def test_halves_round_as_numpy_does():
+@pytest.mark.parametrize("arm", [paged.K2, paged.K2T], ids=lambda arm: arm.name)
+def test_halves_round_as_numpy_does(arm):
     """To nearest, ties to even: neighbours of every half, subnormals and the largest included."""
     halves = np.arange(31744, dtype=np.uint16).view(np.float16).astype(np.float32)
     middles = ((halves[:-1].astype(np.float64) + halves[1:]) / 2).astype(np.float32)
@@ -113,7 +115,7 @@ def test_halves_round_as_numpy_does():
     )
     near = np.concatenate([near, -near, np.float32([2**-25, 65519.996, 1e-45])])
     near = np.resize(near, (-(-len(near) // 256), 1, 256))
-    store = paged.K2.open(StoreSpec(1, 1, 1, 256, budget_bytes=1 << 22))
+    store = arm.open(StoreSpec(1, 1, 1, 256, budget_bytes=1 << 22))
     session = store.open_session()
     session.append(0, np.arange(len(near)), near, near)
     right = near.astype(np.float16).astype(np.float32)
@@ -149,8 +151,9 @@ def test_a_query_that_is_not_finite_shows_in_the_whole_head(value):
 
 
 @pytest.mark.parametrize("value", [65520.0, -65520.0, 7e4, 3e38])
-def test_halves_refuse_what_they_cannot_hold(value):
-    store = paged.K2.open(StoreSpec(1, 1, 1, 8, budget_bytes=1 << 16))
+@pytest.mark.parametrize("arm", [paged.K2, paged.K2T], ids=lambda arm: arm.name)
+def test_halves_refuse_what_they_cannot_hold(arm, value):
+    store = arm.open(StoreSpec(1, 1, 1, 8, budget_bytes=1 << 16))
     session = store.open_session()
     row = np.zeros((1, 1, 8), np.float32)
     bad = row.copy()
@@ -177,7 +180,8 @@ def test_exp_stays_within_an_ulp():
 
 def test_padding_and_holes_may_hold_anything():
     """With NaN in every row and lane that has no content, nothing shows."""
-    for format, head_dim in (("fp32", 59), ("fp32t", 59), ("fp16", 3), ("q8_0", 33)):
+    formats = (("fp32", 59), ("fp32t", 59), ("fp16", 3), ("fp16t", 3), ("q8_0", 33))
+    for format, head_dim in formats:
         spec = StoreSpec(1, 4, 2, head_dim, budget_bytes=1 << 20)
         store = PagedStore(spec, format=format, debug_poison=True)
         session = store.open_session(True)

@@ -1,4 +1,4 @@
-"""K1T and K3T, K transposed within the page: written, read, handed out, and attended to."""
+"""K1T, K2T and K3T, K transposed within the page: written, read, handed out, and attended to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from kvtrial import reference
-from kvtrial.contract import Candidate, KVStore, StoreSpec
+from kvtrial.contract import Candidate, KVStore, Profile, StoreSpec
 from kvtrial.hot import native, paged
 
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm, the one that its rows are held against, and how far its attention may be off."""
+    """An arm, the one that its rows are held against, and how far its attention may be off the oracle's
+    of what it stores."""
 
     candidate: Candidate
     beside: Candidate
@@ -27,17 +28,37 @@ class Arm:
             from kvtrial.hot._rust import Store
         else:
             from kvtrial.hot._paged import PagedStore as Store
-        store: KVStore = Store(spec, format="fp32t", debug_poison=True)
+        store: KVStore = Store(spec, format=self.format, debug_poison=True)
         return store
+
+    @property
+    def format(self) -> str:
+        return f"{self.candidate.profile.value}t"
+
+    def kept(self, rows: Any) -> Any:
+        """Rows as they are stored, in float32."""
+        return rows.astype(ELEMENT[self.candidate.profile]).astype(np.float32)
+
+
+ELEMENT = {Profile.FP32: np.float32, Profile.FP16: np.float16}
 
 
 K1T = Arm(paged.K1T, paged.K1, 2e-5)
+K2T = Arm(paged.K2T, paged.K2, 2e-5)
 K3T = Arm(native.K3T, paged.K1T, 3e-6)
 rust = pytest.mark.skipif(
     native.K3T.not_built is not None, reason=f"K3T is not built: {native.K3T.not_built}"
 )
-both = pytest.mark.parametrize(
+writable = pytest.mark.parametrize(
     "arm", [pytest.param(K1T, id="K1T"), pytest.param(K3T, id="K3T", marks=rust)]
+)
+every = pytest.mark.parametrize(
+    "arm",
+    [
+        pytest.param(K1T, id="K1T"),
+        pytest.param(K2T, id="K2T"),
+        pytest.param(K3T, id="K3T", marks=rust),
+    ],
 )
 
 
@@ -45,18 +66,20 @@ def normal(seed: int, *shape: int) -> Any:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def test_a_page_is_k_by_element_and_v_by_row() -> None:
-    store = paged.K1T.open(StoreSpec(1, 4, 2, 12, page_tokens=32, budget_bytes=1 << 18))
+@pytest.mark.parametrize("arm", [K1T, K2T], ids=lambda arm: arm.candidate.name)
+def test_a_page_is_k_by_element_and_v_by_row(arm: Arm) -> None:
+    store = arm.candidate.open(StoreSpec(1, 4, 2, 12, page_tokens=32, budget_bytes=1 << 18))
     session = store.open_session()
     k, v = normal(1, 32, 2, 12), normal(2, 32, 2, 12)
     session.append(0, np.arange(32), k, v)
     # 12 elements are padded to 16: K with rows behind its own, V with lanes behind its own.
-    page = np.frombuffer(session.page_bytes(0, 0), np.float32).reshape(2, 2, 512)
+    element = ELEMENT[arm.candidate.profile]
+    page = np.frombuffer(session.page_bytes(0, 0), element).reshape(2, 2, 512)
     for head in range(2):
-        assert np.array_equal(page[head, 0].reshape(16, 32)[:12], k[:, head].T)
-        assert np.array_equal(page[head, 1].reshape(32, 16)[:, :12], v[:, head])
+        assert np.array_equal(page[head, 0].reshape(16, 32)[:12], k[:, head].T.astype(element))
+        assert np.array_equal(page[head, 1].reshape(32, 16)[:, :12], v[:, head].astype(element))
     assert store.page_nbytes == page.nbytes
-    assert store.page_format == "fp32t/head-major/P32/H2/D12"
+    assert store.page_format == f"{arm.format}/head-major/P32/H2/D12"
 
 
 @rust
@@ -80,7 +103,7 @@ def test_a_page_of_rust_is_that_of_its_cython_twin_byte_by_byte(page_tokens: int
         assert np.array_equal(tile[:20], k[:page_tokens, head].T)
 
 
-@both
+@every
 @pytest.mark.parametrize("page_tokens", [16, 32, 64])
 @pytest.mark.parametrize("group", range(1, 17))
 def test_any_group_and_any_head_dim(arm: Arm, group: int, page_tokens: int) -> None:
@@ -98,10 +121,11 @@ def test_any_group_and_any_head_dim(arm: Arm, group: int, page_tokens: int) -> N
         session.invalidate(0, hidden)
         out = np.full_like(q, np.nan)
         session.attend(0, q, out, head_dim**-0.5)
-        right = reference.attention(q, k[kept], v[kept], head_dim**-0.5)
+        k, v = arm.kept(k[kept]), arm.kept(v[kept])
+        right = reference.attention(q, k, v, head_dim**-0.5)
         np.testing.assert_allclose(out, right, rtol=0, atol=arm.atol)
         rows = session.read(0, kept)
-        assert np.array_equal(rows[0], k[kept]) and np.array_equal(rows[1], v[kept])
+        assert np.array_equal(rows[0], k) and np.array_equal(rows[1], v)
         store.close()
 
 
@@ -119,7 +143,7 @@ def test_a_causal_block_is_each_of_its_rows(group: int) -> None:
     np.testing.assert_allclose(out, reference.attention_block(q, k, v, 0.2), rtol=0, atol=K3T.atol)
 
 
-@both
+@every
 def test_a_valid_row_that_is_not_finite_shows_as_beside_it(arm: Arm) -> None:
     k, v, q = normal(1, 40, 2, 20), normal(2, 40, 2, 20), normal(3, 6, 20)
     k[7, 0, 3], v[9, 1, 5], v[11, 1, 19] = np.nan, np.inf, np.nan
@@ -135,7 +159,7 @@ def test_a_valid_row_that_is_not_finite_shows_as_beside_it(arm: Arm) -> None:
     assert np.allclose(*shown, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-@both
+@writable
 @pytest.mark.parametrize("page_tokens", [16, 64])
 def test_views_are_the_rows_of_the_page(arm: Arm, page_tokens: int) -> None:
     """Elements of a K row lie a page's tokens apart; its neighbours are not touched."""

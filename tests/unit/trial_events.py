@@ -11,11 +11,11 @@ from kvtrial import events, protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 REGISTERED = protocol.load(ROOT / "config" / "protocol.yaml")
-PROFILES = {"K2": "fp16", "K5": "q8_0"}
+PROFILES = {"K2": "fp16", "K5": "q8_0", "K2T": "fp16"}
 _TRANSPOSED = "paged, K transposed"
-LAYOUTS = {"K0": "flat", "A1": "flat", "K1T": _TRANSPOSED, "K3T": _TRANSPOSED}
+LAYOUTS = {"K0": "flat", "A1": "flat", "K1T": _TRANSPOSED, "K3T": _TRANSPOSED, "K2T": _TRANSPOSED}
 #: Most trials here are from before these arms; one without times would leave them open.
-_LATER = ("K1T", "K3T")
+_LATER = ("K1T", "K3T", "K2T")
 
 
 def row(stage: str, metric: str, registration: dict[str, Any] = REGISTERED, **columns: Any) -> Any:

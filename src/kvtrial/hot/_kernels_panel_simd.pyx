@@ -1,4 +1,4 @@
-"""K1T's kernel: K1's algorithm on pages in which K lies [head_dim][token] within its tile.
+"""K1T's and K2T's kernel: K1's algorithm on pages in which K lies [head_dim][token] within its tile.
 
 Scores and values are then one operation, a panel product:
 
@@ -7,18 +7,21 @@ Scores and values are then one operation, a panel product:
 with queries and the K tile, and with weights and the V tile. Vectors of a panel row serve all heads
 of a block, each factor is broadcast, and nothing is summed across lanes. A block is five heads by two
 column vectors (10 sums, 2 vectors and a factor of 16 registers) or two heads by four; both keep the
-multiply-adds busy, which have to be eight at a time.
+multiply-adds busy, which have to be eight at a time. The fused type ``element_t`` is what a panel
+holds, float or binary16 (uint16_t); a half is converted once for all heads of a block, and factors
+and sums are FP32 in both.
 
 Rows outside the mask score -inf whatever lies in them, and their V rows are not read. Padding lanes
 of V land in lanes that are not stored; K has padding rows, which are not read.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
 
 from kvtrial.hot._kernel cimport kv_span
 from kvtrial.hot._simd cimport (
     kv_fma,
     kv_load,
+    kv_load_half,
     kv_load_head,
     kv_lowest_bit,
     kv_mul,
@@ -30,6 +33,10 @@ from kvtrial.hot._simd cimport (
 )
 from kvtrial.hot._tile cimport LANES, ROWS, Tile, ask_for, hide, share, soften, walk
 
+
+ctypedef fused element_t:
+    float
+    uint16_t
 
 ctypedef struct Panel:
     const unsigned char *rows
@@ -59,20 +66,27 @@ cdef inline void spread(
         s1[0] = kv_fma(y, f, s1[0])
 
 
+cdef inline vector load(const unsigned char *row, int32_t i, element_t format) noexcept nogil:
+    """Elements [8 i, 8 i + 8) of a panel row. ``format`` is only a type."""
+    if element_t is float:
+        return kv_load(<const float *>row + LANES * i)
+    else:
+        return kv_load_half(<const uint16_t *>row + LANES * i)
+
+
 cdef inline void add_row(
     const unsigned char *row, const float *factor, int64_t apart, Sums *s, int32_t vectors,
-    int32_t heads,
+    int32_t heads, element_t format,
 ) noexcept nogil:
     """One row of the panel, times each head's factor."""
-    cdef const float *at = <const float *>row
-    cdef vector x = kv_load(at), y = x
+    cdef vector x = load(row, 0, format), y = x
     if vectors > 1:
-        y = kv_load(at + LANES)
+        y = load(row, 1, format)
     spread(x, y, factor[0], &s.a0, &s.a1, vectors)
     if heads > 1:
         spread(x, y, factor[apart], &s.b0, &s.b1, vectors)
     if vectors == 4:
-        x, y = kv_load(at + 2 * LANES), kv_load(at + 3 * LANES)
+        x, y = load(row, 2, format), load(row, 3, format)
         spread(x, y, factor[0], &s.c0, &s.c1, vectors)
         if heads > 1:
             spread(x, y, factor[apart], &s.d0, &s.d1, vectors)
@@ -111,7 +125,7 @@ cdef inline void finish(
 
 cdef inline void multiply_block(
     Tile *tile, const Panel *panel, int32_t head, int32_t first, int32_t lanes, int32_t vectors,
-    int32_t heads, bint scores,
+    int32_t heads, bint scores, element_t format,
 ) noexcept nogil:
     """The panel's product for heads from ``head`` and column vectors from ``first`` on.
 
@@ -119,7 +133,7 @@ cdef inline void multiply_block(
     ``lanes``.
     """
     cdef Sums s
-    cdef const unsigned char *row = panel.rows + <int64_t>first * LANES * sizeof(float)
+    cdef const unsigned char *row = panel.rows + <int64_t>first * LANES * sizeof(element_t)
     cdef const float *factor = panel.factors + head * panel.factors_apart
     cdef float *out = panel.sums + head * panel.sums_apart + LANES * first
     cdef int64_t step = panel.row_bytes, apart = panel.factors_apart, stride = panel.sums_apart
@@ -137,13 +151,13 @@ cdef inline void multiply_block(
         begin(out + 4 * stride, lanes, &s.e0, &s.e1, vectors, scores)
     for i in range(0, whole, 4):
         ask_for(tile, pace)
-        add_row(row, factor + i, apart, &s, vectors, heads)
-        add_row(row + step, factor + i + 1, apart, &s, vectors, heads)
-        add_row(row + 2 * step, factor + i + 2, apart, &s, vectors, heads)
-        add_row(row + 3 * step, factor + i + 3, apart, &s, vectors, heads)
+        add_row(row, factor + i, apart, &s, vectors, heads, format)
+        add_row(row + step, factor + i + 1, apart, &s, vectors, heads, format)
+        add_row(row + 2 * step, factor + i + 2, apart, &s, vectors, heads, format)
+        add_row(row + 3 * step, factor + i + 3, apart, &s, vectors, heads, format)
         row += 4 * step
     for i in range(whole, n):
-        add_row(row, factor + i, apart, &s, vectors, heads)
+        add_row(row, factor + i, apart, &s, vectors, heads, format)
         row += step
     finish(out, lanes, s.a0, s.a1, vectors, scores, tile.scale)
     if heads > 1:
@@ -157,25 +171,27 @@ cdef inline void multiply_block(
 
 
 cdef inline void multiply_heads(
-    Tile *tile, const Panel *panel, int32_t head, int32_t heads, bint scores
+    Tile *tile, const Panel *panel, int32_t head, int32_t heads, bint scores, element_t format
 ) noexcept nogil:
     """All columns for so many heads, a constant where inlined."""
     cdef int32_t i = 0, columns = panel.columns
     if heads <= 2:
         while LANES * (i + 4) <= columns:
-            multiply_block(tile, panel, head, i, LANES, 4, heads, scores)
+            multiply_block(tile, panel, head, i, LANES, 4, heads, scores, format)
             i += 4
     while LANES * (i + 2) <= columns:
-        multiply_block(tile, panel, head, i, LANES, 2, heads, scores)
+        multiply_block(tile, panel, head, i, LANES, 2, heads, scores, format)
         i += 2
     while LANES * i < columns:
         multiply_block(
-            tile, panel, head, i, min(LANES, columns - LANES * i), 1, heads, scores
+            tile, panel, head, i, min(LANES, columns - LANES * i), 1, heads, scores, format
         )
         i += 1
 
 
-cdef inline void multiply(Tile *tile, const Panel *panel, bint scores) noexcept nogil:
+cdef inline void multiply(
+    Tile *tile, const Panel *panel, bint scores, element_t format
+) noexcept nogil:
     """The whole panel for the whole group."""
     cdef int32_t head = 0, heads
     while head < tile.group:
@@ -184,15 +200,15 @@ cdef inline void multiply(Tile *tile, const Panel *panel, bint scores) noexcept 
         if heads > 4:
             heads = 5 if heads % 2 else 4
         if heads == 5:
-            multiply_heads(tile, panel, head, 5, scores)
+            multiply_heads(tile, panel, head, 5, scores, format)
         elif heads == 4:
-            multiply_heads(tile, panel, head, 4, scores)
+            multiply_heads(tile, panel, head, 4, scores, format)
         elif heads == 3:
-            multiply_heads(tile, panel, head, 3, scores)
+            multiply_heads(tile, panel, head, 3, scores, format)
         elif heads == 2:
-            multiply_heads(tile, panel, head, 2, scores)
+            multiply_heads(tile, panel, head, 2, scores, format)
         else:
-            multiply_heads(tile, panel, head, 1, scores)
+            multiply_heads(tile, panel, head, 1, scores, format)
         head += heads
 
 
@@ -201,19 +217,19 @@ cdef inline int32_t run_of(uint64_t bits) noexcept nogil:
     return kv_lowest_bit(~bits) if ~bits else 64
 
 
-cdef void attend_tile(
-    Tile *tile, const float *q, float *top, float *total, float *output
+cdef inline void attend_tile(
+    Tile *tile, const float *q, float *top, float *total, float *output, element_t format
 ) noexcept nogil:
     """One tile into the running softmax of its group."""
     cdef float[16 * 64] scores  # KV_MAX_GROUP x ROWS
     cdef Panel panel
     cdef uint64_t rows = tile.mask
     cdef int32_t first
-    panel.rows, panel.row_bytes = tile.k, tile.tokens * <int64_t>sizeof(float)
+    panel.rows, panel.row_bytes = tile.k, tile.tokens * <int64_t>sizeof(element_t)
     panel.n, panel.columns = tile.dim, tile.tokens
     panel.factors, panel.factors_apart = q, tile.dim
     panel.sums, panel.sums_apart = scores, ROWS
-    multiply(tile, &panel, True)
+    multiply(tile, &panel, True, format)
     hide(tile, scores)
     soften(tile, scores, top, total, output)
     panel.row_bytes, panel.columns = tile.row_bytes, tile.dim
@@ -225,12 +241,31 @@ cdef void attend_tile(
         panel.n = run_of(rows >> first)
         panel.rows = tile.v + first * tile.row_bytes
         panel.factors = scores + first
-        multiply(tile, &panel, False)
+        multiply(tile, &panel, False, format)
         rows &= rows + ((<uint64_t>1) << first)
 
 
-cdef int span_panel(const kv_span *span) noexcept nogil:
+cdef void attend_fp32(
+    Tile *tile, const float *q, float *top, float *total, float *output
+) noexcept nogil:
+    attend_tile(tile, q, top, total, output, <float>0)
+
+
+cdef void attend_fp16(
+    Tile *tile, const float *q, float *top, float *total, float *output
+) noexcept nogil:
+    attend_tile(tile, q, top, total, output, <uint16_t>0)
+
+
+cdef int span_panel_fp32(const kv_span *span) noexcept nogil:
     """FP32 rows, K transposed within the page."""
     cdef Tile tile
-    walk(span, &tile, attend_tile)
+    walk(span, &tile, attend_fp32)
+    return 0
+
+
+cdef int span_panel_fp16(const kv_span *span) noexcept nogil:
+    """FP16 rows, FP32 sums, K transposed within the page."""
+    cdef Tile tile
+    walk(span, &tile, attend_fp16)
     return 0

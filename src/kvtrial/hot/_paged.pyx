@@ -1,4 +1,4 @@
-"""The paged store and session of A2, K1, K2, K5 and K1T, and of K4 with a foreign kernel.
+"""The paged store and session of A2, K1, K2, K5, K1T and K2T, and of K4 with a foreign kernel.
 
 `_pages` keeps the books, `_rows` knows the formats and layouts, `_attend` runs a kernel over spans;
 this module is the contract's verbs. The interpreter lock is held throughout a verb: one call at a
@@ -40,7 +40,7 @@ from kvtrial.hot._door cimport (
     layer_index,
 )
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
-from kvtrial.hot._kernels_panel_simd cimport span_panel
+from kvtrial.hot._kernels_panel_simd cimport span_panel_fp16, span_panel_fp32
 from kvtrial.hot._kernels_scalar cimport span_scalar
 from kvtrial.hot._kernels_simd cimport span_fp16, span_fp32, span_q8
 from kvtrial.hot._memory cimport Region
@@ -69,7 +69,7 @@ cdef class PagedStore:
     ----------
     spec : StoreSpec
     format : str
-        How rows are stored: "fp32", "fp16", "q8_0", or "fp32t" for FP32 with K transposed within the
+        How rows are stored: "fp32", "fp16", "q8_0"; "fp32t" and "fp16t" have K transposed within the
         page.
     kernel : PyCapsule or "scalar", optional
         "scalar" for A2's kernel, a capsule named "kvtrial.kv_kernel" that holds a ``kv_span_fn`` for
@@ -97,7 +97,7 @@ cdef class PagedStore:
 
     def __init__(self, spec, *, str format="fp32", kernel=None, bint debug_poison=False):
         cdef int64_t pages
-        forms = {"fp32": FP32, "fp16": FP16, "q8_0": Q8_0, "fp32t": FP32}
+        forms = {"fp32": FP32, "fp16": FP16, "q8_0": Q8_0, "fp32t": FP32, "fp16t": FP16}
         if format not in forms:
             raise InvalidArgument(f"format is {format!r}; allowed: {', '.join(forms)}")
         if kernel is not None and format != "fp32":
@@ -107,18 +107,18 @@ cdef class PagedStore:
         self.group, self.dim, self.tokens = spec.group, spec.head_dim, spec.page_tokens
         self.first_query, self.base = spec.heads[0] * spec.group, spec.base_position
         self.threads = spec.threads
-        self.layout = page_layout(forms[format], self.tokens, self.dim, format == "fp32t")
+        self.layout = page_layout(forms[format], self.tokens, self.dim, format.endswith("t"))
         self.row_bytes = 2 * self.heads * self.layout.row_bytes
         self.page_nbytes = self.row_bytes * self.tokens
         self.page_format = f"{format}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
         self._kernel_owner = kernel
         if kernel is None:
-            self.kernel = (
-                span_panel if self.layout.transposed
-                else span_fp32 if self.layout.form == FP32
-                else span_fp16 if self.layout.form == FP16
-                else span_q8
-            )
+            if self.layout.form == FP32:
+                self.kernel = span_panel_fp32 if self.layout.transposed else span_fp32
+            elif self.layout.form == FP16:
+                self.kernel = span_panel_fp16 if self.layout.transposed else span_fp16
+            else:
+                self.kernel = span_q8
         elif isinstance(kernel, str) and kernel == "scalar":
             self.kernel = span_scalar
         else:

@@ -31,7 +31,7 @@ cdef enum:
 
 
 # The rows of one head in one page: a K tile, then a V tile of as many bytes. V rows lie one after the
-# other, and so do those of K; `transposed` (FP32 only), K lies [head_dim][token].
+# other, and so do those of K; `transposed` (not Q8_0), K lies [head_dim][token].
 ctypedef struct Layout:
     Format form
     bint transposed
@@ -166,14 +166,19 @@ cdef inline void read_row(
             row[i] = scale * (<const int8_t *>at)[34 * (i // 32) + 2 + i % 32]
 
 
+cdef inline int64_t element_nbytes(Format form) noexcept nogil:
+    """Bytes of one element; Q8_0 has none of its own."""
+    return sizeof(float) if form == FP32 else sizeof(uint16_t)
+
+
 cdef inline int64_t key_offset(const Layout *layout, int64_t row) noexcept nogil:
     """Bytes from the beginning of a K tile to the first element of a row."""
-    return row * <int64_t>sizeof(float) if layout.transposed else row * layout.row_bytes
+    return row * (element_nbytes(layout.form) if layout.transposed else layout.row_bytes)
 
 
 cdef inline int64_t key_step(const Layout *layout) noexcept nogil:
-    """Bytes from one element of an FP32 K row to the next."""
-    return (layout.tokens if layout.transposed else 1) * <int64_t>sizeof(float)
+    """Bytes from one element of a K row to the next, but for Q8_0."""
+    return (layout.tokens if layout.transposed else 1) * element_nbytes(layout.form)
 
 
 cdef inline void write_pair(
@@ -184,7 +189,7 @@ cdef inline void write_pair(
     cdef int64_t i
     if layout.transposed:
         for i in range(layout.dim):
-            (<float *>key)[i * layout.tokens] = k[i]
+            write_row(layout.form, key + i * key_step(layout), k + i, 1)
     else:
         write_row(layout.form, key, k, layout.dim)
     write_row(layout.form, tiles + layout.tile_bytes + row * layout.row_bytes, v, layout.dim)
@@ -198,7 +203,7 @@ cdef inline void read_pair(
     cdef int64_t i
     if layout.transposed:
         for i in range(layout.dim):
-            k[i] = (<const float *>key)[i * layout.tokens]
+            read_row(layout.form, k + i, key + i * key_step(layout), 1)
     else:
         read_row(layout.form, k, key, layout.dim)
     read_row(layout.form, v, tiles + layout.tile_bytes + row * layout.row_bytes, layout.dim)
@@ -211,8 +216,8 @@ cdef inline void poison_pair(
     cdef unsigned char *key = tiles + key_offset(layout, row)
     cdef int64_t i
     if layout.transposed:
-        for i in range(layout.row_bytes // <int64_t>sizeof(float)):
-            memset(key + i * key_step(layout), 0xFF, sizeof(float))
+        for i in range(layout.row_bytes // element_nbytes(layout.form)):
+            memset(key + i * key_step(layout), 0xFF, element_nbytes(layout.form))
     else:
         memset(key, 0xFF, layout.row_bytes)
     memset(tiles + layout.tile_bytes + row * layout.row_bytes, 0xFF, layout.row_bytes)

@@ -1,7 +1,7 @@
-"""A2, K1, K1C, K2, K5 and K1T: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
+"""A2, K1, K1C, K2, K5, K1T and K2T: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
 
 Each differs from K1 in one thing: A2 has a scalar kernel, K1C has K1's as clang compiles it, K2 has
-FP16 rows, K5 has Q8_0 rows, K1T has K as `[head_dim][token]` within the page.
+FP16 rows, K5 has Q8_0 rows, K1T has K as `[head_dim][token]` within the page. K2T has that and FP16 rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def open_paged(spec: StoreSpec, *, format: str = "fp32", kernel: Any = None) -> 
     ----------
     spec : StoreSpec
     format : str
-        How rows are stored: "fp32", "fp16", "q8_0", or "fp32t" for FP32 with K transposed within the
+        How rows are stored: "fp32", "fp16", "q8_0"; "fp32t" and "fp16t" have K transposed within the
         page.
     kernel : PyCapsule or "scalar", optional
         A capsule named "kvtrial.kv_kernel" that holds a ``kv_span_fn`` of native/kv_kernel.h, or
@@ -100,4 +100,12 @@ K1T = replace(
     title="Paged, fused SIMD, FP32, K transposed",
     layout="paged [kv_head], K [head_dim][token], V [token][head_dim]",
     open=partial(open_paged, format="fp32t"),
+)
+
+K2T = replace(
+    K2,
+    name="K2T",
+    title="Paged, fused SIMD, FP16 rows, K transposed",
+    layout=K1T.layout,
+    open=partial(open_paged, format="fp16t"),
 )

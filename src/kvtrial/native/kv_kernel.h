@@ -7,7 +7,7 @@
 
    so K and V of one head are neighbours, and head h begins at page + h * 2 * page_tokens * row_bytes.
 
-   K1T alone keeps its K tile transposed, [head_dim][page_tokens] floats; row_bytes is then of V.
+   K1T and K2T keep their K tile transposed, [head_dim][page_tokens] elements; row_bytes is then of V.
 
    Rows, by format:
      fp32   head_dim floats, padded to a multiple of 8 floats
