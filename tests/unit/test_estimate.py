@@ -16,15 +16,15 @@ SHAPE = {"layers": 30, "q_heads": 9, "kv_heads": 3, "head_dim": 64}
 ONCE = {"start_s": 1.5, "load_s": 0.5, "probe_s": 0.25, "prompt_s": 0.1, "exact_step_s": 0.02}
 
 
-def speed() -> Speed:
-    """Two arms that take 10 ms a step, 1 ms more for each 1,000 positions, and a second beside; a chunk
+def speed(names: tuple[str, ...] = ("K0", "K1", "C0")) -> Speed:
+    """Arms that take 10 ms a step, 1 ms more for each 1,000 positions, and a second beside; a chunk
     of a prefill takes a second, and two more behind 4,096 positions."""
     rows: list[dict[str, Any]] = [
         {"metric": f"calibrate/{key}", "value": value} for key, value in ONCE.items()
     ]
     for filled, seconds in ((0, 1.0), (4096, 3.0)):
         rows.append({"metric": "calibrate/prefill_s", "index": filled, "value": seconds})
-    for name in ("K0", "K1", "C0"):
+    for name in names:
         for context in (512, 4096):
             at = {"candidate": name, "index": context}
             seconds = {
@@ -88,6 +88,26 @@ def test_the_stages_are_their_blocks_and_the_void_ones() -> None:
     assert found["fp16_parity"] == pytest.approx(STAGE_S + 6 * start + 24 * 2 * prompt)
     # Four go through the suite: the control too, and K3 might run there.
     assert found["conformance"] == pytest.approx(STAGE_S + estimate.CONFORMANCE_S * 3 * 4 / 2)
+
+
+def test_a_narrow_format_has_more_regions_to_fill_and_to_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(estimate.machine, "last_level_cache_bytes", lambda: 32 << 20)
+    protocol = copy.deepcopy(REGISTERED)
+    protocol["candidates"] = ["K1", "K2"]
+    cells = [c for c in protocol["cells"] if c["context"] == 4096 and c["profile"] == "default"]
+    found = estimate.block_seconds(
+        speed(("K1", "K2", "C0")), protocol, cells, m1.shapes(protocol, SHAPE)
+    )
+    # 128 MiB are 21.3 regions of 6 MiB, and 42.7 of half of that; a layer takes 137 us, so that eight
+    # calls make a millisecond.
+    layer, calls = 0.004096 / 30, 30 * 8
+    fills, timed = (22 + 43) / 30, (calls + 22 + calls + 43) * layer
+    in_cache, oracle = 2 * (3 * layer + 10 * 0.001), 2 * 3 * 5e-6 * 4096 * 9
+    assert found["m1"]["4096x1x1-9q3kv"] == pytest.approx(
+        1.5 + fills + timed + in_cache + oracle + 2 * 0.25
+    )
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,9 @@ def test_regions_come_in_turn_and_none_twice_before_all_others():
     assert taken == [ring[i % 4] for i in range(8)]
 
 
-def test_the_warm_up_goes_through_every_region_once():
-    """Case: three warm-up calls of sixteen regions; the first calls on the rest were counted, at several
-    times what the next ones took."""
+def test_the_warm_up_goes_through_every_region():
+    """Case: ten warm-up calls of 171 regions; the first calls on the rest were counted, at several times
+    what the next ones took."""
     taken = []
     a, b = Regions(taken), Regions(taken)
     few = attention.Arm("K1", None, [(a, 0), (b, 0)])
@@ -204,9 +204,29 @@ def test_the_warm_up_goes_through_every_region_once():
     queries = np.zeros((16, 6, 32), np.float32)
     spec = {"warmup_iterations": 3, "orders": [["K1", "K3"]] * 3, "seed": 1}
     assert attention.interleave({"K1": few, "K3": many}, queries, spec, lambda name: None) == []
-    # a third of two regions is one a turn, a third of seven is three
-    assert (few.next_region, many.next_region) == (3, 9)
+    # Two turns go through all: one of two regions each, four of seven. The third begins again.
+    assert (few.next_region, many.next_region) == (3, 12)
     assert set(taken) == {(id(s), layer) for arm in (few, many) for s, layer in arm.regions}
+
+
+def test_a_counted_iteration_lasts_a_millisecond_by_what_a_warm_call_takes(monkeypatch):
+    """A call takes 50 us, the first on a region 400; the other arm is slower, and has no say."""
+    made = []
+
+    def attend_ns(arm, queries, out, scale, calls):
+        first = max(0, min(calls, len(arm.regions) - arm.next_region))
+        arm.next_region += calls
+        made.append((arm.name, calls))
+        return (400_000 * first + 50_000 * (calls - first)) * (2 if arm.name == "K3" else 1)
+
+    monkeypatch.setattr(attention, "attend_ns", attend_ns)
+    arms = {n: attention.Arm(n, SimpleNamespace(), [(None, 0)] * 18) for n in ("K1", "K3")}
+    queries = np.zeros((16, 6, 32), np.float32)
+    spec = {"warmup_iterations": 10, "orders": [["K1", "K3"]] * 12, "seed": 1}
+    rows = attention.interleave(arms, queries, spec, lambda name: None)
+    assert made[:20] == [("K1", 2), ("K3", 2)] * 10
+    assert made[20:] == [("K1", 20), ("K3", 20)] * 2
+    assert [row["value"] for row in rows] == pytest.approx([0.05, 0.1] * 2)
 
 
 def test_a_clock_that_stands_still_fails_the_arm_by_name(snapshot, monkeypatch):

@@ -17,8 +17,9 @@ seed                    of the queries, the order of pages, and the iterations t
 
 A region is one layer of one session. Each candidate holds as many as fill the rotation, so that by
 the time a region comes again the caches have forgotten it. The warm-up goes through all of them, as
-the first call on a region can take several times what the next ones do. A counted iteration takes as
-many as the fastest candidate needs for a millisecond: fewer would time the clock.
+the first call on a region can take several times what the next ones do; its last iteration begins
+again, and says how many regions a counted one takes: as many as the fastest candidate needs for a
+millisecond, since fewer would time the clock.
 
 What an iteration gave is kept at a few iterations, drawn by the seed, and compared with the float64
 oracle when all times are taken: a kernel that skipped or remembered would be far outside its bound.
@@ -167,6 +168,7 @@ def interleave(
     out = np.empty_like(queries[0])
     scale = 1.0 / math.sqrt(queries.shape[-1])
     warmup = spec["warmup_iterations"]
+    turns = max(1, warmup - 1)  # iterations that go through all regions
     fastest: float = SHORTEST_ITERATION_NS
     calls = 1
     counted = range(warmup, len(spec["orders"]))
@@ -182,7 +184,7 @@ def interleave(
                     continue
                 note(name)
                 if iteration < warmup:
-                    calls = math.ceil(len(arms[name].regions) / warmup)
+                    calls = math.ceil(len(arms[name].regions) / turns)
                 out.fill(np.nan)  # an arm that writes nothing must not inherit the one before
                 try:
                     spent = attend_ns(arms[name], queries, out, scale, calls)
@@ -190,8 +192,9 @@ def interleave(
                     rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
                     del arms[name]
                     continue
-                if iteration < warmup:
+                if iteration == warmup - 1:
                     fastest = min(fastest, spent / calls)
+                if iteration < warmup:
                     continue
                 if iteration in checked:
                     arms[name].keep(len(queries), out)

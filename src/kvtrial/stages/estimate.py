@@ -21,6 +21,7 @@ from typing import Any
 from kvtrial import candidates, gates, machine
 from kvtrial import protocol as registered
 from kvtrial.cold import KINDS
+from kvtrial.contract import Profile
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.engine.transformer import CHUNK
@@ -44,6 +45,8 @@ CRASH_S, COLD_BLOCK_S = 1.0, 6.0
 VERDICT_S = 10.0
 #: A step's part outside attention grows little with the sessions: weights are read once.
 BATCH_COST = 0.3
+#: Bytes of an element of K and its like of V: a block of Q8_0 has 34 for 32.
+PAIR_BYTES = {Profile.FP32: 8.0, Profile.FP16: 4.0, Profile.Q8_0: 2.125}
 
 
 class Curve:
@@ -165,15 +168,18 @@ def _attention_block_s(
     }
     fastest = min(region.values(), default=1.0)
     calls = math.ceil(SHORTEST_ITERATION_NS / 1e9 / max(fastest, 1e-9))
-    row_bytes = 8 * shape["kv_heads"] * shape["head_dim"]
     rotation = rules["rotation_llc_multiple"] * machine.last_level_cache_bytes()
-    regions = max(1, math.ceil(rotation / (row_bytes * context)))
+    elements = context * shape["kv_heads"] * shape["head_dim"]
+    regions = {
+        name: max(1, math.ceil(rotation / (PAIR_BYTES[candidates.get(name).profile] * elements)))
+        for name in names
+    }
     fills = sum(
-        wider * speed.of("arm_s", name)(context) * regions / own["layers"] for name in names
+        wider * speed.of("arm_s", name)(context) * n / own["layers"] for name, n in regions.items()
     )
     in_cache = sum(3 * t + 10 * max(t, SHORTEST_ITERATION_NS / 1e9) for t in region.values())
     oracle = CHECKED_ITERATIONS * 3 * ORACLE_S * context * shape["q_heads"]
-    timed = (rules["iterations"] * calls + regions) * sum(region.values())
+    timed = sum((rules["iterations"] * calls + regions[name]) * t for name, t in region.items())
     return fills + timed + in_cache + oracle + 2 * speed.probe_s
 
 
