@@ -69,6 +69,7 @@ def profiles(
     measured: Measured,
     reasons: dict[str, list[str]],
     parity_result: dict[str, Any],
+    layouts: Layouts,
     protocol: dict[str, Any],
 ) -> dict[str, Any]:
     """Reduced-precision profiles: default only with parity evidence; FP32 stays available."""
@@ -84,7 +85,12 @@ def profiles(
             protocol,
             primary["blocks"],
         )
-        found[name] = {"default_allowed": not why_not, "reasons": why_not, "against_K1": gain}
+        found[name] = {
+            "default_allowed": not why_not,
+            "reasons": why_not,
+            "layouts_differ": layouts.differ(name, "K1"),
+            "against_K1": gain,
+        }
     return found
 
 

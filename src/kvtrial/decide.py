@@ -127,7 +127,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "gates": trials.summary,
         "skipped": _skipped(chosen),
         "hypotheses": attribution.hypotheses(measured, facts["shape"], layouts, protocol),
-        "profiles": attribution.profiles(measured, reasons, parity_result, protocol),
+        "profiles": attribution.profiles(measured, reasons, parity_result, layouts, protocol),
         "control": attribution.control(trials.valid_rows, protocol),
         "direct_write": attribution.direct_write(chosen, protocol),
         "cold": _decide_cold(chosen, protocol),

@@ -107,11 +107,12 @@ def test_a_pool_too_small_changes_nothing(kind, name, tmp_path):
         assert cold.restore(np.arange(3 * P), back) == 3 * P
 
 
-def test_k1_and_k1t_never_see_each_other_s_pages(kind, tmp_path):
+@pytest.mark.parametrize(("by_row", "by_element"), [("K1", "K1T"), ("K2", "K2T")])
+def test_arms_with_other_layouts_never_see_each_other_s_pages(kind, by_row, by_element, tmp_path):
     """Their pages are of one size, and hold K in another order."""
-    one, other = opened("K1"), opened("K1T")
+    one, other = opened(by_row), opened(by_element)
     with cold_for(kind, tmp_path / "cold", one) as cold:
-        cold.spill(filled("K1", one), np.arange(ROWS))
+        cold.spill(filled(by_row, one), np.arange(ROWS))
         with pytest.raises(IdentityMismatch, match="page_format"):
             cold.restore(np.arange(ROWS), other.open_session())
     with cold_for(kind, tmp_path / "cold", other) as cold:
