@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from trial_events import REGISTERED, block_rows, flat, row, trial, with_rows
 
-from kvtrial import report
+from kvtrial import candidates, report
 from kvtrial.decide import decide
-from kvtrial.plots import ecdf, restore
+from kvtrial.plots import ecdf, forest, restore, style
 
 
 @pytest.fixture
@@ -69,6 +69,42 @@ def test_each_figure_is_drawn_and_the_same_events_give_the_same_bytes(run_dir: P
     )
     report.write(run_dir, events)
     assert (run_dir / "figures" / "forest.svg").read_bytes() == before
+
+
+def test_a_forest_row_whose_ratio_is_outside_the_panel_is_a_number_there() -> None:
+    """Case: a ratio of 1.7 [1.5, 1.9] was a cut line without a dot or a number."""
+    arms = flat(K0=100.0, A1=80.0, A2=70.0, K1=17.0, K3=10.0)
+    arms["K1"][4096] = [12.0, 24.0] * 6
+    verdict = decide(trial(arms), REGISTERED).data
+    (row,) = [
+        c
+        for c in verdict["hot"]["contrasts"]
+        if (c["challenger"], c["incumbent"], c["context"]) == ("K3", "K1", 4096)
+    ]
+    assert row["ratio"] == pytest.approx(288**0.5 / 10) and row["ci95"][0] < 1.4
+    drawn = forest.draw(verdict, trial(arms))
+    assert drawn is not None
+    assert any("1.7" in text.get_text() for text in drawn.axes[0].texts)
+
+
+def test_what_adopts_stands_in_the_primary_panel_where_the_protocol_says() -> None:
+    arms = flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K3=20.0)
+    verdict = decide(trial(arms), REGISTERED).data
+    verdict["characteristics"]["adopt_at"] = 0.25
+    drawn = forest.draw(verdict, trial(arms))
+    assert drawn is not None
+    dashed = [
+        [line.get_xdata()[0] for line in axis.get_lines() if line.get_linestyle() == "--"]
+        for axis in drawn.axes
+    ]
+    assert dashed == [[1.25], [], []]
+
+
+def test_an_arm_of_another_package_looks_like_none_of_ours() -> None:
+    ours = [style.look(name)["marker"] for name in candidates.candidates()]
+    for name in ("TwoPass", "Wrapped", "X1"):
+        assert style.look(name)["marker"] not in ours
+        assert style.line(name)["linestyle"] == "--" != style.line("K1")["linestyle"]
 
 
 def test_only_the_pairs_steps_are_drawn_and_an_arm_of_one_context_has_its_label() -> None:

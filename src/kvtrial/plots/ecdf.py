@@ -29,8 +29,8 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     ]
     if rows.empty:
         return None
-    contexts = sorted(set(rows["context"]))[:3]
-    drawn, axes = style.figure(len(contexts), width=9.0, height=4.2)
+    contexts = sorted(set(rows["context"]))
+    drawn, axes = style.figure(len(contexts), width=max(9.0, 3.0 * len(contexts)), height=4.2)
     for axis, context in zip(axes, contexts):
         counts = []
         for name, own in rows[rows["context"] == context].groupby("candidate"):
@@ -38,13 +38,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
             if values.size:
                 counts.append(values.size)
                 share = np.arange(1, values.size + 1) / values.size
-                axis.step(
-                    values,
-                    share,
-                    where="post",
-                    color=style.look(str(name))["color"],
-                    label=str(name),
-                )
+                axis.step(values, share, where="post", label=str(name), **style.line(str(name)))
         style.plain_log(axis, "x")
         axis.set_title(f"{context:,} positions (n = {style.span_of(counts)})", fontsize=9)
         axis.set_xlabel("step latency, ms (log scale)")

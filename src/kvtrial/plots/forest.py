@@ -36,6 +36,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     cells = list(dict.fromkeys((c["role"], c["context"]) for c in rows))
     named = {(c["challenger"], c["incumbent"]): labels.of_contrast(c) for c in rows}
     pairs = sorted(named, reverse=True)
+    adopt_at = verdict["characteristics"].get("adopt_at")
     drawn, axes = style.figure(
         len(cells), width=2.4 + 2.3 * len(cells), height=1.3 + 0.2 * len(pairs)
     )
@@ -46,7 +47,8 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         n = style.span_of(c["n_blocks"] for c in own)
         axis.set_title(f"{context:,} positions, {role} (n = {n})", fontsize=9)
         axis.axvline(1.0, color="#444444", linewidth=1)
-        axis.axvline(1.1, color="#D55E00", linewidth=1, linestyle="--")
+        if role == "primary" and adopt_at is not None:
+            axis.axvline(1 + adopt_at, color="#D55E00", linewidth=1, linestyle="--")
         axis.set_xscale("log")
         axis.set_xlim(_LEFT, _RIGHT)
         axis.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
@@ -62,10 +64,10 @@ def _draw_row(axis: Axes, line: int, row: dict[str, Any]) -> None:
     look = style.look(row["challenger"])
     low, high = row["ci95"]
     at = {"va": "center", "fontsize": 8, "color": look["color"]}
-    if low > _RIGHT:
+    if row["ratio"] > _RIGHT:
         axis.text(_RIGHT, line, f"{row['ratio']:.1f} \N{RIGHTWARDS ARROW}", ha="right", **at)
         return
-    if high < _LEFT:
+    if row["ratio"] < _LEFT:
         axis.text(_LEFT, line, f"\N{LEFTWARDS ARROW} {row['ratio']:.2f}", ha="left", **at)
         return
     axis.plot([low, high], [line, line], color=look["color"], linewidth=2)

@@ -12,7 +12,7 @@ from kvtrial.plots import style
 TITLE = "Scaling with context"
 CAPTION = (
     "Decode tokens/s (total tokens over total time, geometric mean over blocks) against filled positions; "
-    "one session, one thread. n = blocks of the cell."
+    "one session, one thread. n: blocks of each arm there. No interval: arms are compared in pairs, above."
 )
 
 
@@ -36,7 +36,8 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         )
     contexts = sorted({a["context"] for a in arms})
     axis.set_xscale("log")
-    axis.set_xticks(contexts, [f"{c:,}" for c in contexts])
+    counts = {c: style.span_of(a["n_blocks"] for a in arms if a["context"] == c) for c in contexts}
+    axis.set_xticks(contexts, [f"{c:,}\n(n = {n})" for c, n in counts.items()])
     axis.xaxis.minorticks_off()
     style.plain_log(axis, "y")
     axis.set_xlabel("filled positions")

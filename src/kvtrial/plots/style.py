@@ -24,12 +24,33 @@ _PALETTE = (
 )  # fmt: skip
 _KNOWN = ("K0", "A1", "A2", "K1", "K2", "K3", "K4", "K5", "K1C", "K1T", "K3T", "K2T")
 _MARKERS = "osD^vP*Xh<>p"
+_STRANGERS = "x+1234"
+# The cold stores have figures of their own, the control is no pair's.
+_PLACES = {name: place for place, name in enumerate(_KNOWN)} | {
+    "Z1": 3,
+    "Z2": 5,
+    "plain": 7,
+    "C0": 7,
+}
 
 
 def look(name: str) -> dict[str, Any]:
-    """Colour and marker of an arm, equal in every figure."""
-    index = _KNOWN.index(name) if name in _KNOWN else sum(name.encode())
-    return {"color": _PALETTE[index % len(_PALETTE)], "marker": _MARKERS[index % len(_MARKERS)]}
+    """Colour and marker of an arm, equal in every figure.
+
+    An arm of another package shares a colour with one of ours; its marker is of strokes.
+    """
+    if name in _PLACES:
+        return {"color": _PALETTE[_PLACES[name]], "marker": _MARKERS[_PLACES[name]]}
+    index = sum(name.encode())
+    return {
+        "color": _PALETTE[index % len(_PALETTE)],
+        "marker": _STRANGERS[index % len(_STRANGERS)],
+    }
+
+
+def line(name: str) -> dict[str, Any]:
+    """The same where there are lines alone: dashed for an arm of another package."""
+    return {"color": look(name)["color"], "linestyle": "-" if name in _PLACES else "--"}
 
 
 def figure(

@@ -14,7 +14,7 @@ TITLE = "Where the difference comes from"
 CAPTION = (
     "Each registered hypothesis is a contrast of two arms that differ in that one thing. Points: ratio, "
     "in the first panel of decode tokens/s with the model, then of the speed of attention alone at each "
-    "head shape (query and KV heads); bars: two-sided 95% interval over blocks (n = blocks of the cell)."
+    "head shape (query and KV heads); bars: two-sided 95% interval over n blocks, each a fresh process."
 )
 
 
@@ -44,7 +44,9 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
             color = _SHADES[place % len(_SHADES)]
             axis.plot(row["ci95"], [y, y], color=color, linewidth=2)
             axis.plot(row["ratio"], y, "o", color=color, markersize=5)
-        axis.set_title(f"{'attention alone' if alone else 'decode'}, {shape}", fontsize=9)
+        n = style.span_of(h["n_blocks"] for h in own)
+        what = "attention alone" if alone else "decode"
+        axis.set_title(f"{what}, {shape} (n = {n})", fontsize=9)
         axis.set_yticks(range(len(ids)), [""] * len(ids))
         axis.set_ylim(-0.6, len(ids) - 0.4)
         axis.axvline(1.0, color="#444444", linewidth=1)
