@@ -218,9 +218,22 @@ def test_unknown_tensors_are_listed_and_warned_of():
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["blk.0.attn_q.bias", "blk.1.attn_output.bias", "output.bias", "blk.0.attn_q_norm.weight"],
+)
+def test_a_tensor_that_would_change_the_output_is_refused(name):
+    """Case: a llama file with attention biases ran without them, and every output was wrong."""
+    extra = GgufTensor(name, TensorKind.F32, (2,), np.zeros(8, np.uint8))
+    with pytest.raises(UnsupportedArchitecture, match=name.replace(".", r"\.")):
+        Model.from_gguf(changed(file_of("llama-tiny-q4_1"), tensors=[extra]))
+
+
+@pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
         ({"rope__scaling__type": "yarn"}, UnsupportedArchitecture, "yarn"),
+        ({"rope__scaling__factor": 4.0}, UnsupportedArchitecture, r"rope\.scaling\.factor is 4\.0"),
+        ({"rope__scale_linear": 4.0}, UnsupportedArchitecture, r"rope\.scale_linear is 4\.0"),
         ({"rope__dimension_count": 16}, UnsupportedArchitecture, "16 of 32"),
         ({"attention__head_count_kv": 2}, GgufInvalid, "9 query heads over 2"),
         ({"attention__head_count": 0}, GgufInvalid, "head_count is 0"),

@@ -98,6 +98,8 @@ def test_unknown_ids_and_bytes_are_refused():
     with pytest.raises(UnknownToken, match="257; allowed: 0 to 256"):
         made().decode([257])
     tokens = [t for t in byte_tokens() if t != "z"]
+    with pytest.raises(UnknownToken, match=r"character 3 of the text is '\\udce9'"):
+        made().encode("caf\udce9")
     with pytest.raises(UnknownToken, match=r"\[122\]"):
         bare([*tokens, "ab"], ["a b"]).encode("fuzz")
 

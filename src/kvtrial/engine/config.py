@@ -116,6 +116,12 @@ class ModelConfig:
             raise UnsupportedArchitecture(
                 f"{file.path}: RoPE scaling {scaling!r} does not run here; use a model without it"
             )
+        for key in ("rope.scaling.factor", "rope.scale_linear"):
+            if scaling is None and (factor := read.raw(key)) not in (None, 0, 1):
+                raise UnsupportedArchitecture(
+                    f"{file.path}: {key} is {factor!r}: RoPE scaling does not run here; use a model "
+                    "without it"
+                )
         if "rope_freqs.weight" in file.tensors:
             raise UnsupportedArchitecture(
                 f"{file.path}: RoPE scaling by rope_freqs.weight does not run here; use a model "

@@ -101,7 +101,14 @@ class Tokenizer:
         """Ids of ``text``; an empty text has none. ``parse_special`` recognises CONTROL tokens."""
         if not text:
             return []
-        if missing := self._missing_bytes.intersection(text.encode()):
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError as error:
+            raise UnknownToken(
+                f"character {error.start} of the text is {text[error.start]!r}, half of a pair or a byte "
+                "that is not UTF-8; take it out of the text"
+            ) from None
+        if missing := self._missing_bytes.intersection(encoded):
             raise UnknownToken(
                 f"the text has bytes {sorted(missing)} that this vocabulary has no token for; "
                 "take them out of the text"

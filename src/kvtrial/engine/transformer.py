@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from kvtrial import candidates
 from kvtrial.contract import F32, I64, InvalidArgument, KVError, KVSession, KVStore
 from kvtrial.engine._regions import Scratch
 from kvtrial.engine.config import ModelConfig
-from kvtrial.engine.errors import NonFiniteLogits, UnknownToken
+from kvtrial.engine.errors import NonFiniteLogits, UnknownToken, UnsupportedArchitecture
 from kvtrial.engine.gguf import GgufFile
 from kvtrial.engine.prefill import Prefill
 from kvtrial.engine.scheduler import Regions, Scheduler
@@ -27,6 +28,8 @@ from kvtrial.engine.weights import Weights, load_weights
 
 ACTIVATIONS = ("quantised", "fp32")
 CHUNK = 512
+# Tensors that some files of these architectures have beside those that are used here.
+_CHANGES_OUTPUT = re.compile(r"\.bias$|\.scale$|_norm\.weight$|^rope_")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,11 @@ class Model:
         """
         config = ModelConfig.from_gguf(file)
         weights = load_weights(file, config)
+        if changing := [name for name in weights.unused if _CHANGES_OUTPUT.search(name)]:
+            raise UnsupportedArchitecture(
+                f"{file.path}: {', '.join(changing[:8])} would change the output and do not run here "
+                f"in {config.architecture}; use a model without them"
+            )
         if weights.unused:
             warnings.warn(
                 f"{file.path}: {len(weights.unused)} tensors that {config.architecture} does not "
@@ -177,6 +185,8 @@ class Model:
         self.file.check_unchanged_size()
         if chunk < 1:
             raise InvalidArgument(f"chunk is {chunk}; give the positions of a chunk, at least 1")
+        if threads < 1:
+            raise InvalidArgument(f"threads is {threads}; give 1 or more")
         run = self._prefill(min(chunk, len(tokens)), threads)
         for start in range(0, len(tokens), chunk):
             hidden = run.run(session, tokens[start : start + chunk])
