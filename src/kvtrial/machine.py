@@ -118,6 +118,10 @@ def cgroup_cpu_quota() -> float | None:
     return None
 
 
+class NotEnoughMemory(MemoryError):
+    """The machine has less memory left than a measurement takes; no candidate is to blame."""
+
+
 def available_memory_bytes() -> int:
     """Bytes that a process could take now: what is free, inside the control group's limit."""
     import psutil

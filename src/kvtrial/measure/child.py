@@ -28,8 +28,10 @@ Row = dict[str, Any]
 Spec = dict[str, Any]
 
 
-#: Signals that come from elsewhere (a batch system, a user, a kernel short of memory).
-_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+#: Exit code of a process that found too little memory; what else has it means the same: try later.
+_NO_MEMORY = os.EX_TEMPFAIL
+#: What comes from elsewhere: signals (a batch system, a user, a kernel short of memory), and memory.
+_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, _NO_MEMORY}
 
 
 class ChildDied(RuntimeError):
@@ -134,12 +136,21 @@ def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list
         )
     out = Path(argv[2])
     note = _note_path(out)
-    rows = measure(spec, lambda candidate: _replace(note, candidate))
+    try:
+        rows = measure(spec, lambda candidate: _replace(note, candidate))
+    except machine.NotEnoughMemory as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(_NO_MEMORY) from None
     _replace(out, json.dumps(rows))
 
 
 def failed_row(error: BaseException | str) -> str:
-    """An error as a row says it: one line, at most 500 characters."""
+    """An error as a row says it: one line, at most 500 characters.
+
+    A want of memory is the machine's and becomes no candidate's row: it is raised again.
+    """
+    if isinstance(error, machine.NotEnoughMemory):
+        raise error
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:500]
 

@@ -88,13 +88,13 @@ def opened(
 
     Raises
     ------
-    MemoryError
+    NotEnoughMemory
         The machine has too little memory left; to swap would measure the disk.
     """
     needed = budget_bytes(shape, tokens, sessions, page_tokens)
     available = machine.available_memory_bytes()
     if needed > available:
-        raise MemoryError(
+        raise machine.NotEnoughMemory(
             f"{name} needs {needed} bytes for {sessions} sessions of {tokens} tokens; {available} "
             "are available: free memory, or leave this cell out of the protocol"
         )
