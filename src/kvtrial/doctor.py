@@ -193,7 +193,7 @@ def rustc(text: str, missing: str) -> Finding:
         text,
         missing,
         "K3, K4 and K3T",
-        "the trial chooses among the Cython arms: install Rust (Debian, Ubuntu: apt install rustc)",
+        "the trial chooses among the Cython arms: install Rust 1.73 or newer",
     )
 
 

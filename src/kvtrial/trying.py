@@ -24,6 +24,7 @@ from kvtrial import (
     events,
     gates,
     labels,
+    machine,
     models,
     paths,
     protocol,
@@ -35,7 +36,7 @@ from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.contrasts import Measured, contrast, digits
 from kvtrial.measure.exclusive import exclusive
-from kvtrial.measure.stores import shape_of
+from kvtrial.measure.stores import budget_bytes, shape_of
 from kvtrial.run import ConfigError, write_text
 from kvtrial.stages import conformance as suite
 from kvtrial.stages import m1, m2
@@ -92,6 +93,8 @@ def measure(
     UnknownCandidate, CandidateNotBuilt, NothingToCompare, StaleBuild, UnknownModel, ModelNotFetched
     WorkloadError
         The registered text is shorter than the context.
+    ConfigError
+        The context does not fit in memory, or too few blocks were asked for.
     """
     registered = protocol.load(paths.config_file("protocol.yaml"))
     against = against or selection.load().default
@@ -99,6 +102,12 @@ def measure(
     primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
     cell = {**primary, "sessions": 1, "threads": 1, "context": context or primary["context"]}
     gguf = models.path_of(model)
+    fewest = registered["decision"]["min_blocks"]
+    if count is not None and count < fewest:
+        raise ConfigError(f"{count} blocks give no interval; give {fewest} or more")
+    loaded = models.load_model(gguf)
+    ids = workload.session_tokens(loaded.tokenizer, cell["context"], 0)
+    _fits(loaded, cell, registered)
     with tempfile.TemporaryDirectory(prefix="kvtrial-try-") as folder:
         stage = Stage(
             name="m1",
@@ -115,10 +124,9 @@ def measure(
         )
         conformance = _conformance(stage, name)
         if conformance["crash"]:  # it would take the timing down too, or never end it
-            synthetic = models.load_model(gguf).synthetic
             found = _untimed(conformance["crash"], (name, against), registered)
         else:
-            synthetic = _fill(stage, cell)
+            _fill(stage, cell, loaded, ids)
             _attention(stage, cell)
             _decode(dataclasses.replace(stage, name="m2"), cell, count)
             found = _results(stage, cell, name, against)
@@ -127,7 +135,7 @@ def measure(
         "against": against,
         "layouts_differ": candidates.get(name).layout != candidates.get(against).layout,
         "model": gguf.stem,
-        "synthetic": synthetic,
+        "synthetic": bool(loaded.synthetic),
         "context": cell["context"],
         "conformance": conformance,
         **found,
@@ -154,6 +162,19 @@ def _check(name: str, against: str) -> None:
     build.refuse_stale()
 
 
+def _fits(model: Any, cell: dict[str, Any], registered: dict[str, Any]) -> None:
+    """`ConfigError` where the store of a decode is larger than what memory is left."""
+    steps = registered["m2"]["warmup_steps"] + registered["decode_steps"]
+    tokens = cell["context"] + steps
+    needed = budget_bytes(shape_of(model), tokens, 1, registered["page_tokens"])
+    available = machine.available_memory_bytes()
+    if needed > available:
+        raise ConfigError(
+            f"context {cell['context']} takes {needed} bytes in a store and {available} are available: "
+            "free memory, or give a smaller --context"
+        )
+
+
 # --------------------------------------------------------------------------------------------------
 # The parts, in their order
 
@@ -167,6 +188,7 @@ def _conformance(stage: Stage, name: str) -> dict[str, Any]:
     _say(f"1 of 3: conformance of {name}")
     out = stage.run_dir / "conformance" / f"{name}.json"
     with (
+        exclusive("kvtrial try"),
         Progress("conformance", suite.units([name], PAGE_TOKENS)) as progress,
         suite.followed(progress, name, PAGE_TOKENS) as on_outcome,
     ):
@@ -186,14 +208,9 @@ def _conformance(stage: Stage, name: str) -> dict[str, Any]:
     }
 
 
-def _fill(stage: Stage, cell: dict[str, Any]) -> bool:
-    """Name the snapshot of the filled context in ``workload.json``, made now where no run has it.
-
-    Returns whether the model's weights are random.
-    """
-    model = models.load_model(stage.gguf)
+def _fill(stage: Stage, cell: dict[str, Any], model: Any, ids: list[int]) -> None:
+    """Name the snapshot of the filled context in ``workload.json``, made now where no run has it."""
     context = cell["context"]
-    ids = workload.session_tokens(model.tokenizer, context, 0)
     facts = {"model": stage.model["name"], "model_sha256": stage.model["sha256"]}
     base = paths.results_dir() / "workloads" / stage.model["name"]
     whole = (f for f in sorted(base.glob(f"*/{context}-0")) if _is_of(f, facts, ids))
@@ -211,7 +228,6 @@ def _fill(stage: Stage, cell: dict[str, Any]) -> bool:
         "skipped": {},
     }
     write_text(stage.run_dir / "workload.json", json.dumps(document))
-    return bool(model.synthetic)
 
 
 def _is_of(folder: Path, facts: dict[str, Any], ids: list[int]) -> bool:

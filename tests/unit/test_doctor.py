@@ -104,7 +104,7 @@ def test_noise_is_judged_by_the_rule_of_the_blocks():
 
 
 def test_a_machine_that_is_measured_on_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(exclusive.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("KVTRIAL_LOCK", str(tmp_path / "machine.lock"))
     with exclusive.exclusive("m2 of run-a"):
         found = doctor._noise(LIMITS)
     assert (found.value, found.state) == (None, State.NOTE)

@@ -25,8 +25,7 @@ with exclusive(sys.argv[1]):
 
 @pytest.fixture(autouse=True)
 def _own_lock(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(exclusive.tempfile, "tempdir", None)
+    monkeypatch.setenv("KVTRIAL_LOCK", str(tmp_path / "machine.lock"))
 
 
 def start(what, *more):

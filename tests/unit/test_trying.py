@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import io
 import shutil
-import tempfile
 
 import pytest
 import yaml
 from rich.console import Console
 from trial_events import ROOT
 
-from kvtrial import models, trying
+from kvtrial import models, trying, workload
 from kvtrial.conformance import isolated
 from kvtrial.contract import UnknownCandidate
+from kvtrial.engine.errors import WorkloadError
+from kvtrial.run import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -63,9 +64,8 @@ def small(tmp_path, monkeypatch):
     registered["gates"] = smoke["gates"]  # no block is void
     registered["probes"] = smoke["probes"]
     (config / "protocol.yaml").write_text(yaml.safe_dump(registered), encoding="utf-8")
-    monkeypatch.setattr(
-        tempfile, "tempdir", str(tmp_path)
-    )  # a lock of its own: no one is waited for
+    # No one is waited for.
+    monkeypatch.setenv("KVTRIAL_LOCK", str(tmp_path / "machine.lock"))
     monkeypatch.setenv("KVTRIAL_CONFIG", str(config))
     monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path / "results"))
     monkeypatch.setattr(trying, "ATTENTION_BLOCKS", 1)
@@ -77,6 +77,17 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(trying.isolated, "run_isolated", few)
     models.fetch("tiny-llama")
     return tmp_path
+
+
+def test_what_can_not_come_to_an_end_is_refused_before_anything_runs(small, monkeypatch):
+    monkeypatch.setattr(trying, "_conformance", lambda *a: pytest.fail("the suite was run"))
+    with pytest.raises(ConfigError, match="2 blocks give no interval; give 3 or more"):
+        trying.measure("K2", model="tiny-llama", context=96, count=2)
+    with pytest.raises(WorkloadError, match="needs 10000000 tokens"):
+        trying.measure("K2", model="tiny-llama", context=10_000_000)
+    monkeypatch.setattr(trying.machine, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(ConfigError, match=r"context 96 takes \d+ bytes in a store and 1000 are"):
+        trying.measure("K2", model="tiny-llama", context=96)
 
 
 def test_a_candidate_is_paired_with_the_adopted_store(small, capfd):
@@ -102,7 +113,9 @@ def test_a_candidate_is_paired_with_the_adopted_store(small, capfd):
 
     (snapshot,) = (small / "results" / "workloads").glob("tiny-llama/*/96-0/k.npy")
     made = snapshot.stat().st_mtime_ns
-    trying._fill(stage_of(small), {"context": 96})
+    model = models.load_model("tiny-llama")
+    ids = workload.session_tokens(model.tokenizer, 96, 0)
+    trying._fill(stage_of(small), {"context": 96}, model, ids)
     assert snapshot.stat().st_mtime_ns == made
 
 

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,8 +26,11 @@ def held() -> tuple[int, ...]:
 
 
 def lock_path() -> Path:
-    """One file for all users and checkouts of this machine."""
-    return Path(tempfile.gettempdir()) / "kvtrial-machine.lock"
+    """One file for all users and checkouts of this machine, wherever ``TMPDIR`` points.
+
+    ``KVTRIAL_LOCK`` names another, where jobs of one machine don't share ``/tmp``.
+    """
+    return Path(os.environ.get("KVTRIAL_LOCK") or "/tmp/kvtrial-machine.lock")
 
 
 def _say(message: str) -> None:
