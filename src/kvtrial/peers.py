@@ -164,7 +164,8 @@ def compare(
     list of dict
         ``ours`` and ``peer`` are geometric means over the blocks in the metric's unit, so ``ratio``
         is their quotient; it is above 1 where ours is better. A row that has no two whole sides is
-        left out. Of several attempts the first that has a row gives it.
+        left out. Of several attempts the one with the most blocks gives it, the first among equals:
+        what came out has no say.
     """
     rows: list[dict[str, Any]] = []
     named = events[events["metric"] == "package"]
@@ -174,23 +175,27 @@ def compare(
         ours = [arm for arm, profile in profiles.items() if profile in comparison.profiles]
         for (context, threads), cell in own.groupby(["context", "threads"]):
             for program in comparison.programs:
+                tries = {}
                 for number, attempt in cell.groupby("attempt"):
                     sides = _by_block(attempt, comparison, int(context))
                     found = _row(sides, comparison, ours, arms_of(program), confidence)
-                    if found is None:
-                        continue
-                    setting = PEERS[found.pop("peer_arm")].setting
-                    rows.append(
-                        {
-                            "model": model,
-                            "metric": comparison.metric,
-                            "context": int(context),
-                            "threads": int(threads),
-                            **found,
-                            "peer_setting": f"{packages[program, number]}, {setting}",
-                        }
-                    )
-                    break
+                    if found is not None:
+                        tries[number] = found
+                if not tries:
+                    continue
+                number = max(tries, key=lambda n: (tries[n]["n_blocks"], -n))
+                found = tries[number]
+                setting = PEERS[found.pop("peer_arm")].setting
+                rows.append(
+                    {
+                        "model": model,
+                        "metric": comparison.metric,
+                        "context": int(context),
+                        "threads": int(threads),
+                        **found,
+                        "peer_setting": f"{packages[program, number]}, {setting}",
+                    }
+                )
     return rows
 
 

@@ -136,7 +136,8 @@ def test_one_block_and_one_side_give_no_row():
     assert compare(rows("m2/step_ms", "K1", [1.0, 1.0])) == []
 
 
-def test_the_first_attempt_that_has_a_row_gives_it():
+def test_the_attempt_with_the_most_blocks_gives_a_row_and_the_first_among_equals():
+    """Case: a second run with twice the blocks was measured for nothing."""
     found = compare(
         rows("m2/step_ms", "K1", [10.0, 10.0]),
         rows("m2/step_ms", "llama.cpp-f32", [20.0, 20.0]),
@@ -150,6 +151,14 @@ def test_the_first_attempt_that_has_a_row_gives_it():
         ("m2/tokens_per_s/fp32", pytest.approx(2.0)),
         ("m1/attention_ms", pytest.approx(2.0)),
     ]
+    more = compare(
+        rows("m2/step_ms", "K1", [10.0, 10.0]),
+        rows("m2/step_ms", "llama.cpp-f32", [20.0, 20.0]),
+        packages(attempt=2),
+        rows("m2/step_ms", "K1", [10.0] * 3, attempt=2),
+        rows("m2/step_ms", "llama.cpp-f32", [15.0] * 3, attempt=2),
+    )
+    assert [(r["n_blocks"], r["ratio"]) for r in more] == [(3, pytest.approx(1.5))]
 
 
 # --- what is installed ---------------------------------------------------------------------------

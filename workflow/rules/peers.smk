@@ -1,3 +1,6 @@
+from kvtrial.peers import missing
+
+
 rule peers:
     """Optional: llama.cpp, PyTorch and ONNX Runtime beside ours, in one run."""
     input:
@@ -21,6 +24,7 @@ rule peers:
         contexts=config["peers"]["contexts"],
         cores=config["peers"]["threads"],
         blocks=config["peers"]["blocks"],
+        without=list(missing()),  # what is installed since is compared by the next run
     message:
         "peers: other engines beside ours"
     shell:

@@ -28,7 +28,7 @@ import pandas as pd
 
 from kvtrial import candidates, events, machine, peers, report, shapes
 from kvtrial.contract import Profile
-from kvtrial.journal import Attempt, Journal
+from kvtrial.journal import COMPLETE, Attempt, Journal
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.order import mirrored_orders
 from kvtrial.plots import peers as figure
@@ -220,6 +220,11 @@ def main(argv: list[str] | None = None) -> int:
         )
     cpus = machine.usable_cpus()
     threads = [n for n in asked.threads if n <= cpus]
+    if not threads:
+        raise StageError(
+            f"peers.threads is {', '.join(map(str, asked.threads))}; {cpus} CPUs are usable: give some "
+            f"up to {cpus}"
+        )
     if left_out := [n for n in asked.threads if n > cpus]:
         print(f"peers: no rows of {left_out} threads: {cpus} CPUs are usable", flush=True)
     with exclusive(f"peers of {stage.run_dir.name}"):
@@ -235,7 +240,13 @@ def main(argv: list[str] | None = None) -> int:
                 attempt.put(r.name, stage.events(rows, block=r.number, **r.cell))
                 progress.done(r.name)
         compared = write_comparison(stage, events.to_frame(journal.all_rows()))
-        attempt.publish()
+        if not attempt.has(COMPLETE):
+            attempt.put(COMPLETE, [])
+    if not compared:
+        attempt.publish()  # what is mended since is measured anew
+        raise StageError(
+            f"no engine gave a row that stands beside ours; why is in {stage.run_dir / 'logs/peers.log'}"
+        )
     print(f"peers: {len(compared)} rows in {stage.run_dir / 'peers.json'}", flush=True)
     return 0
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvtrial import machine
 from kvtrial.contract import F32
 from kvtrial.measure.peers import llama_state
 from kvtrial.peers import PEERS, Peer
@@ -63,6 +64,13 @@ class Context:
         LlamaFailed
         """
         lib, at = self._lib, self._pointer
+        needed = 2 * (k.nbytes + v.nbytes)  # the sections, and all of them as one
+        available = machine.available_memory_bytes()
+        if needed > available:
+            raise LlamaFailed(
+                f"a state of {k.shape[1]} positions takes {needed} bytes to make and {available} are "
+                "available: free memory, or leave this context out of peers.contexts"
+            )
         self.clear()
         self.eval([0, 0])
         own = np.empty(lib.llama_state_seq_get_size(at, 0), np.uint8)
