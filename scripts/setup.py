@@ -78,8 +78,12 @@ def check_prerequisites():
 
 
 def fingerprint(inputs):
-    """sha256 over this Python and the contents of ``inputs``."""
+    """sha256 over this Python, this folder and the contents of ``inputs``.
+
+    The folder: in a copied or moved checkout the environment would run the code of the old place.
+    """
     digest = hashlib.sha256(sys.version.encode())
+    digest.update(os.fsencode(Path.cwd()))
     for path in inputs:
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -21,8 +21,19 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REBUILD = "make build   (or: snakemake --cores 1 build)"
-#: Below src/kvtrial: the Python that runs beside the kernels in a measured process.
+#: Below src/kvtrial: the Python that runs beside the kernels in a measured process, and that of the
+#: stages that say what such a process does.
 _MEASURED = ("cold", "engine", "hot", "measure")
+_MEASURED_FILES = (
+    *("candidates.py", "contract.py", "machine.py", "models.py", "reference.py", "shapes.py"),
+    *(
+        f"stages/{name}.py"
+        for name in (
+            *("aa", "cold_tier", "common", "control", "direct_write", "fp16_parity", "m1", "m2"),
+            "workload",
+        )
+    ),
+)
 _LIBRARY_SUFFIXES = {".so", ".dylib"}
 _NATIVE_SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h", ".rs", ".in"}
 
@@ -38,9 +49,10 @@ def native_sources(root: Path = ROOT) -> list[Path]:
 
 
 def measured_modules(root: Path = ROOT) -> list[Path]:
-    """Every Python module that a measured process runs, sorted; relative to ``root``."""
+    """Every Python module that decides what is measured, sorted; relative to ``root``."""
     package = root / "src" / "kvtrial"
     found = [path for folder in _MEASURED for path in (package / folder).rglob("*.py")]
+    found += [path for name in _MEASURED_FILES if (path := package / name).is_file()]
     return sorted(path.relative_to(root) for path in found)
 
 
@@ -56,6 +68,11 @@ def _hash(root: Path, files: list[Path]) -> str:
 def source_hash(root: Path = ROOT) -> str:
     """sha256 over names and contents of the native sources."""
     return _hash(root, native_sources(root))
+
+
+def measured_hash(root: Path = ROOT) -> str:
+    """sha256 over names and contents of `measured_modules`."""
+    return _hash(root, measured_modules(root))
 
 
 def _said(command: list[str]) -> str:
@@ -109,7 +126,7 @@ def toolchain(c_compiler: str | None = None) -> dict[str, Any]:
 def identity(root: Path = ROOT, tools: dict[str, Any] | None = None) -> str:
     """12 hex digits that change with whatever is measured: native sources, the Python beside them,
     compilers, target and interpreter."""
-    sources = source_hash(root) + _hash(root, measured_modules(root))
+    sources = source_hash(root) + measured_hash(root)
     text = sources + repr(sorted((tools or toolchain()).items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -138,7 +155,7 @@ def fingerprint() -> str:
     beside them. Taken at a stage's beginning, so that its processes can tell a change."""
     text = binary_sha256()
     if (ROOT / "CMakeLists.txt").is_file():
-        text += source_hash() + _hash(ROOT, measured_modules())
+        text += source_hash() + measured_hash()
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -165,8 +182,8 @@ def why_missing(module: str, compiler: str) -> str | None:
 
 @functools.cache
 def refuse_stale() -> None:
-    """Raise `StaleBuild` when the compiled kernels are missing, older than their sources, or made
-    for a CPU with features that this one lacks."""
+    """Raise `StaleBuild` when the compiled kernels are missing, older than their sources or than the
+    Python beside them, or made for a CPU with features that this one lacks."""
     from kvtrial.contract import StaleBuild
 
     built = facts()
@@ -182,6 +199,11 @@ def refuse_stale() -> None:
         raise StaleBuild(
             f"the kernels were built from other sources ({built['source_sha256'][:12]}) than "
             f"those in {ROOT} ({source_hash()[:12]}); run: {REBUILD}"
+        )
+    if (ROOT / "CMakeLists.txt").is_file() and built["measured_sha256"] != measured_hash():
+        raise StaleBuild(
+            f"Python that is measured has changed in {ROOT} since the build; a run has one text of it: "
+            f"{REBUILD}"
         )
 
 
@@ -200,6 +222,7 @@ def _main() -> None:
         **tools,
         "build_id": identity(args.root, tools),
         "source_sha256": source_hash(args.root),
+        "measured_sha256": measured_hash(args.root),
         "c_flags": args.c_flags,
         "rust_missing": args.rust_missing,
         "clang_missing": args.clang_missing,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from kvtrial import build, machine, protocol, run
+from kvtrial.contract import StaleBuild
+from kvtrial.stages import build as stage
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = ROOT / "config" / "protocol.yaml"
@@ -115,7 +119,8 @@ def test_a_wrong_value_of_the_protocol_names_key_and_schema(config, tmp_path):
 
 
 def test_a_python_module_of_a_measured_process_is_part_of_the_build(tmp_path):
-    for name in ("CMakeLists.txt", "src/kvtrial/hot/paged.py", "src/kvtrial/decide.py"):
+    measured = ("src/kvtrial/hot/paged.py", "src/kvtrial/machine.py", "src/kvtrial/stages/m2.py")
+    for name in ("CMakeLists.txt", *measured, "src/kvtrial/decide.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1", encoding="utf-8")
@@ -123,10 +128,35 @@ def test_a_python_module_of_a_measured_process_is_part_of_the_build(tmp_path):
     before = build.identity(tmp_path, tools)
     (tmp_path / "src/kvtrial/decide.py").write_text("2", encoding="utf-8")
     assert build.identity(tmp_path, tools) == before
-    (tmp_path / "src/kvtrial/hot/paged.py").write_text("2", encoding="utf-8")
-    after = build.identity(tmp_path, tools)
-    assert after != before
-    assert build.identity(tmp_path, {"c_compiler": "gcc 13"}) != after
+    found = {before}
+    for name in measured:
+        (tmp_path / name).write_text("2", encoding="utf-8")
+        found.add(build.identity(tmp_path, tools))
+    assert len(found) == 4
+    assert build.identity(tmp_path, {"c_compiler": "gcc 13"}) not in found
+
+
+def test_a_run_has_one_text_of_what_is_measured(monkeypatch):
+    """Case: an edit between two stages of a run was accepted, and measured under the run's name."""
+    monkeypatch.setattr(build, "measured_hash", lambda: "0" * 64)
+    with pytest.raises(StaleBuild, match="Python that is measured has changed"):
+        build.refuse_stale.__wrapped__()
+
+
+def test_another_compiler_or_cpu_compiles_everything_anew(tmp_path, monkeypatch):
+    """Case: Ninja saw no newer source, linked the old objects and named them after the new CPU."""
+    kept, gone = tmp_path / "build" / "docs", tmp_path / "build" / f"cp{sys.version_info[0]}"
+    gone = gone.with_name(f"{gone.name}{sys.version_info[1]}-cp-linux")
+    tools = {"cpu_features": ["avx2"], "rustc": "rustc 1.90"}
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build, "toolchain", lambda: tools)
+    monkeypatch.setattr(stage.subprocess, "run", lambda *a, **k: SimpleNamespace(returncode=0))
+    monkeypatch.setattr(stage, "installed_facts", lambda: {"build_id": "b"})
+    for before, left in ((tools, True), ({**tools, "cpu_features": ["avx512f"]}, False)):
+        for folder in (kept, gone):
+            folder.mkdir(parents=True, exist_ok=True)
+        assert stage._compile(before, "b") == {"build_id": "b"}
+        assert (kept.is_dir(), gone.is_dir()) == (True, left)
 
 
 def test_a_file_cut_short_never_bears_the_name(tmp_path, monkeypatch):

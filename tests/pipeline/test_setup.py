@@ -92,6 +92,16 @@ def test_the_stamp_changes_with_the_requirements(setup, tmp_path):
     assert setup.fingerprint([first, second]) != before
 
 
+def test_a_copied_checkout_makes_an_environment_of_its_own(setup, tmp_path, monkeypatch):
+    """Case: a copy's environment ran the code of the checkout that it was copied from."""
+    stamps = set()
+    for name in ("one", "copy"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        stamps.add(setup.fingerprint([]))
+    assert len(stamps) == 2
+
+
 def test_an_extra_is_installed_from_its_own_pins_once(setup, monkeypatch, tmp_path):
     asked = []
     (tmp_path / "peers.txt").write_text("torch==2.0", encoding="utf-8")

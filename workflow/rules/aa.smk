@@ -8,7 +8,6 @@ rule aa:
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
         parity=ancient(RUN.events("fp16_parity")),
-        module=modules("stages/aa.py", "stages/m2.py"),
     output:
         events=RUN.events("aa"),
     log:

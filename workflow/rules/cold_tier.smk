@@ -6,7 +6,6 @@ rule cold_tier:
         gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
-        module=modules("stages/cold_tier.py"),
     output:
         events=RUN.events("cold_tier"),
     log:

@@ -6,7 +6,6 @@ rule control:
         gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
-        module=modules("stages/control.py"),
     output:
         events=RUN.events("control"),
     log:

@@ -7,7 +7,6 @@ rule direct_write:
         gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
-        module=modules("stages/direct_write.py"),
     output:
         events=RUN.events("direct_write"),
     log:

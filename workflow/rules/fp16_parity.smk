@@ -6,7 +6,6 @@ rule fp16_parity:
         estimate=ESTIMATE,
         gguf=GGUF,
         prompts=near(paths.config_file("prompts.yaml")),
-        module=modules("stages/fp16_parity.py"),
     output:
         events=RUN.events("fp16_parity"),
     log:

@@ -7,7 +7,6 @@ rule m1:
         gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
-        module=modules("stages/m1.py"),
     output:
         events=RUN.events("m1"),
     log:

@@ -8,7 +8,6 @@ rule m2:
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
         parity=ancient(RUN.events("fp16_parity")),
-        module=modules("stages/m2.py"),
     output:
         events=RUN.events("m2"),
     log:

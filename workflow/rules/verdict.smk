@@ -46,7 +46,8 @@ rule show:
     threads: 1
     params:
         run_id=RUN.run_id,
+        shown=near(paths.results_dir()) / "shown",
     message:
         "show: {params.run_id}"
     shell:
-        "python -m kvtrial verdict {params.run_id:q} 2> {log:q}"
+        "python -m kvtrial verdict {params.run_id:q} 2> {log:q} && echo {params.run_id:q} > {params.shown:q}"

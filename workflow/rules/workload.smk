@@ -5,7 +5,6 @@ rule workload:
         facts=BUILD,
         estimate=ESTIMATE,
         gguf=GGUF,
-        module=modules("stages/workload.py"),
     output:
         workload=RUN.workload,
     log:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from kvtrial import build
 from kvtrial.contract import StaleBuild
+from kvtrial.measure.exclusive import exclusive
 from kvtrial.run import write_text
 
 _FACTS = "import json; from kvtrial import build; print(json.dumps(build.facts()))"
@@ -32,6 +34,8 @@ def installed_facts() -> dict[str, object]:
 def ensure_built() -> dict[str, object]:
     """Compile unless the installed kernels are those of the sources, compilers and CPU at hand.
 
+    It waits while something is measured on this machine: compilers would take its cores.
+
     Raises
     ------
     StaleBuild
@@ -39,20 +43,38 @@ def ensure_built() -> dict[str, object]:
     """
     wanted = build.identity()
     facts = installed_facts()
-    # Kernels with bounds checks are for the tests; they are never measured.
-    if facts.get("build_id") != wanted or facts.get("checks"):
-        print(f"build: compiling the kernels ({wanted}), about a minute", file=sys.stderr)
-        if subprocess.run([sys.executable, *_INSTALL], stdout=sys.stderr).returncode:
-            raise StaleBuild("the kernels do not compile; the compiler's words are above")
-        facts = installed_facts()
-        if facts.get("build_id") != wanted:
-            raise StaleBuild(
-                f"the kernels are those of {facts.get('build_id')}, the sources and compilers say "
-                f"{wanted}; an edit during the build? run again: {build.REBUILD}"
-            )
+    if not _is_of(facts, wanted):
+        with exclusive("build"):
+            facts = installed_facts()  # another process may have built them meanwhile
+            if not _is_of(facts, wanted):
+                facts = _compile(facts, wanted)
     for arms, missing in (("the Rust candidates", "rust_missing"), ("K1C", "clang_missing")):
         if facts[missing]:
             print(f"build: without {arms}: {facts[missing]}", file=sys.stderr)
+    return facts
+
+
+def _is_of(facts: dict[str, object], wanted: str) -> bool:
+    # Kernels with bounds checks are for the tests; they are never measured.
+    return facts.get("build_id") == wanted and not facts.get("checks")
+
+
+def _compile(before: dict[str, object], wanted: str) -> dict[str, object]:
+    print(f"build: compiling the kernels ({wanted}), about a minute", file=sys.stderr)
+    tools = build.toolchain()
+    if any(before.get(key) != tool for key, tool in tools.items()):
+        # Ninja sees sources, not that the compiler or the CPU behind -march=native is another one.
+        tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+        for folder in (build.ROOT / "build").glob(f"{tag}-*"):
+            shutil.rmtree(folder)
+    if subprocess.run([sys.executable, *_INSTALL], stdout=sys.stderr).returncode:
+        raise StaleBuild("the kernels do not compile; the compiler's words are above")
+    facts = installed_facts()
+    if facts.get("build_id") != wanted:
+        raise StaleBuild(
+            f"the kernels are those of {facts.get('build_id')}, the sources and compilers say "
+            f"{wanted}; an edit during the build? run again: {build.REBUILD}"
+        )
     return facts
 
 
