@@ -22,6 +22,8 @@ Row = dict[str, Any]
 _UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)")
 _PUBLISHED = "published"
+#: The unit that a stage puts last.
+COMPLETE = "complete"
 
 
 class JournalError(ValueError):
@@ -37,13 +39,14 @@ class Attempt:
 
     @property
     def published(self) -> bool:
-        """Whether the stage wrote its table after this attempt was complete."""
+        """Whether the stage has nothing left to do for this attempt."""
         return (self._folder / f"{_PUBLISHED}.json").is_file()
 
     @property
-    def published_at(self) -> float:
-        """When that was, in seconds since the epoch."""
-        return (self._folder / f"{_PUBLISHED}.json").stat().st_mtime
+    def completed_at(self) -> float:
+        """When the last unit was put, in seconds since the epoch; 0 while it is not there."""
+        path = self._path(COMPLETE)
+        return path.stat().st_mtime if path.is_file() else 0.0
 
     def has(self, unit: str) -> bool:
         """Whether that unit is finished."""
@@ -74,8 +77,7 @@ class Attempt:
         return found
 
     def publish(self) -> None:
-        """Say that the stage's table is written; the next run of the stage opens another
-        attempt."""
+        """Say that nothing is left to do; the next run of the stage opens another attempt."""
         self._write(self._folder / f"{_PUBLISHED}.json", [])
 
     def _path(self, unit: str) -> Path:
@@ -129,9 +131,15 @@ class Journal:
         ]
         return [Attempt(self._folder / f"attempt-{n}", n) for n in sorted(numbers)]
 
-    def published_since(self, moment: float) -> bool:
-        """Whether an attempt was published after ``moment``, in seconds since the epoch."""
-        return any(a.published and a.published_at > moment for a in self.attempts())
+    def completed_since(self, moment: float) -> bool:
+        """Whether an attempt was completed after ``moment``, in seconds since the epoch."""
+        return any(a.completed_at > moment for a in self.attempts())
+
+    def publish(self) -> None:
+        """Publish the last attempt, if it is complete."""
+        for attempt in self.attempts()[-1:]:
+            if attempt.has(COMPLETE) and not attempt.published:
+                attempt.publish()
 
     def attempt(self) -> Attempt:
         """The last attempt if it is not published yet, else the next one."""

@@ -38,9 +38,12 @@ SCHEMA_NAME = "models.schema.yaml"
 def registered() -> dict[str, dict[str, Any]]:
     """Entries of config/models.yaml by name; `ModelsConfigInvalid` names the wrong key and value."""
     source = paths.config_file("models.yaml")
-    parsed = yaml.safe_load(source.read_text(encoding="utf-8"))
-    if (error := schemas.first_error(parsed, SCHEMA_NAME)) is not None:
-        raise ModelsConfigInvalid(f"{source}: {error}")
+    try:
+        parsed = yaml.safe_load(source.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ModelsConfigInvalid(f"{source}: cannot be read: {error}") from None
+    if (problem := schemas.first_error(parsed, SCHEMA_NAME)) is not None:
+        raise ModelsConfigInvalid(f"{source}: {problem}")
     models: dict[str, dict[str, Any]] = parsed["models"]
     return models
 
@@ -99,7 +102,7 @@ def load_model(name_or_path: str | Path) -> Model:
 
     path = path_of(name_or_path)
     if not str(name_or_path).endswith(".gguf"):
-        _check_sha256(path, entry(str(name_or_path)).get("sha256"))
+        check_sha256(path, entry(str(name_or_path)).get("sha256"))
     file = read_gguf(path)
     return Model.from_gguf(
         file, name=path.stem, synthetic=bool(file.metadata.get(SYNTHETIC_KEY, False))
@@ -129,7 +132,7 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
     expected = model.get("sha256")
     if target.is_file():
         try:
-            _check_sha256(target, expected)
+            check_sha256(target, expected)
             return target
         except ModelHashMismatch as error:
             _say(f"{error}; fetching it again")
@@ -193,7 +196,8 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check_sha256(path: Path, expected: str | None) -> None:
+def check_sha256(path: Path, expected: str | None) -> None:
+    """`ModelHashMismatch` where the file is not the registered one; nothing where no hash is."""
     if expected is not None and (found := sha256(path)) != expected:
         raise ModelHashMismatch(
             f"{path} has sha256 {found}; registered: {expected}; run `kvtrial fetch {path.stem}`"

@@ -71,6 +71,9 @@ def run(tmp_path_factory, _own_lock):
     registered["decision"]["precision"] = {"from": "K1", "to": "A2", "half_width": 1e-9}
     registered["decision"]["min_blocks"] = 2
     registered |= {"candidates": ARMS, "cells": CELLS, "decode_steps": 6}
+    registered["hypotheses"] = [
+        h for h in registered["hypotheses"] if {h["from"], h["to"]} <= set(ARMS)
+    ]
     registered["control"] = {"candidate": "C0", "context": 32}
     registered["direct_write"] |= {"context": 32, "blocks": 2}
     registered["cold"]["prefix_tokens"] = 48

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from kvtrial import build, events, gates
+from kvtrial import build, events, gates, machine
 from kvtrial.journal import Journal
 from kvtrial.measure import child
 from kvtrial.stages import common
@@ -41,6 +41,7 @@ def module(tmp_path, monkeypatch):
         textwrap.dedent(
             """
             import os, signal, sys
+            from kvtrial import machine
             from kvtrial.measure.child import main
             def measure(spec, note):
                 with open(spec["log"], "a") as log:
@@ -50,6 +51,8 @@ def module(tmp_path, monkeypatch):
                     note(name)
                     if name == spec.get("bad"):
                         os.kill(os.getpid(), spec.get("signal", signal.SIGSEGV))
+                    if name == spec.get("hungry"):
+                        raise machine.NotEnoughMemory(f"{name} needs 9 bytes; 1 are available")
                     if name == spec.get("wrong"):
                         raise SystemExit("half way")
                     rows.append({"candidate": name, "place": place, "metric": "m2/step_ms",
@@ -187,6 +190,14 @@ def test_one_that_takes_the_process_down_is_left_out_of_what_others_were_asked(m
     assert started(log) == ["K0,K1", "K1"]
 
 
+def test_too_little_memory_stops_the_stage_and_blames_no_arm(stage, module, tmp_path):
+    """Case: an arm whose pool did not fit beside the others' was ineligible, and left the comparison."""
+    with pytest.raises(StageError, match="K3 needs 9 bytes; 1 are available"):
+        run(stage, module, tmp_path / "log", [Block(CELL, 0, ["K0", "K3"])], hungry="K3")
+    with pytest.raises(machine.NotEnoughMemory):
+        child.failed_row(machine.NotEnoughMemory("1 byte"))
+
+
 def test_a_process_that_ends_badly_says_how(stage, module, tmp_path):
     with pytest.raises(child.ChildDied, match=r"code 1 while it ran K3: half way") as caught:
         child.run(module, {"log": str(tmp_path / "log"), "candidates": ["K3"], "wrong": "K3"}, 1)
@@ -195,13 +206,52 @@ def test_a_process_that_ends_badly_says_how(stage, module, tmp_path):
         run(stage, "kvtrial.measure.nothing", tmp_path, [Block(CELL, 0, ["K0"])])
 
 
-def test_an_attempt_is_published_with_its_table_and_forcing_opens_the_next(stage, monkeypatch):
+def test_an_arm_that_raises_is_named_once_and_the_block_is_kept(stage, monkeypatch, capfd):
+    """Case: what a peer or an arm had raised stood in the events alone, and the log said nothing."""
+    failed = {"candidate": "K9", "metric": "failed", "text": "WrongAnswer: far off"}
+    monkeypatch.setattr(common, "exclusive", lambda what: _nothing())
+    monkeypatch.setattr(common.child, "run_survivors", lambda *a, **k: [failed])
+    with stage.attempt() as attempt:
+        for _ in range(3):
+            rows = common.run_arms(stage, attempt, "module", ["K9"], {}, {"threads": 1})
+            assert rows == [failed]
+    assert capfd.readouterr().err.count("m2: K9 failed: WrongAnswer: far off") == 1
+
+
+def test_a_stage_stopped_while_mlflow_is_written_to_measures_nothing_again(stage, monkeypatch):
+    """Case: Ctrl-C behind m2's last block opened another attempt, and all blocks with it."""
+    monkeypatch.setattr(common, "exclusive", lambda what: _nothing())
+
+    def main():
+        with stage.attempt() as attempt:
+            numbers.append(attempt.number)
+            if not attempt.has("u"):
+                attempt.put("u", [stage.event("m2/step_ms", value=1.0)])
+        return 0
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    numbers = []
+    monkeypatch.setattr(common.tracking, "begin_stage", lambda *a: None)
+    monkeypatch.setattr(sys, "argv", ["m2", "--run-dir", str(stage.run_dir)])
+    for finish, code in ((interrupted, 130), (lambda *a: None, 0), (lambda *a: None, 0)):
+        monkeypatch.setattr(common.tracking, "finish_stage", finish)
+        monkeypatch.setenv("KVTRIAL_PIPELINE_STARTED", repr(time.time() + 60))
+        with pytest.raises(SystemExit) as ended:
+            common.exit_tracked("m2", main)
+        assert ended.value.code == code
+    assert numbers == [1, 1, 2]
+
+
+def test_an_attempt_is_published_and_forcing_opens_the_next(stage, monkeypatch):
     monkeypatch.setattr(common, "exclusive", lambda what: _nothing())
     for number in (1, 2):
         monkeypatch.setenv("KVTRIAL_PIPELINE_STARTED", repr(time.time() + 60))
         with stage.attempt() as attempt:
             assert attempt.number == number
             attempt.put("u", [stage.event("m2/step_ms", value=float(number))])
+        Journal(stage.run_dir, "m2").publish()
     frame = events.read_run(stage.run_dir)
     assert list(frame.loc[frame["metric"] == "m2/step_ms", "value"]) == [1.0, 2.0]
     assert list(frame.loc[frame["metric"] == "attempt/complete", "attempt"]) == [1, 2]
@@ -212,9 +262,13 @@ def test_two_pipelines_on_one_run_do_a_stage_once(stage, monkeypatch):
     monkeypatch.setattr(common, "exclusive", lambda what: _nothing())
     monkeypatch.setenv("KVTRIAL_PIPELINE_STARTED", repr(time.time() - 60))  # both
     with stage.attempt() as attempt:
-        attempt.put("u", [])
+        attempt.put("u", [stage.event("m2/step_ms", value=1.0)])
+    written = stage.run_dir / "events" / "m2.parquet"
+    written.unlink()  # as Snakemake does before the second one's job
     with pytest.raises(DoneElsewhere, match="another process has finished m2"), stage.attempt():
         raise AssertionError("it was done again")
+    assert written.is_file()
+    Journal(stage.run_dir, "m2").publish()
     # A later pipeline that runs the stage was told to force it.
     monkeypatch.setenv("KVTRIAL_PIPELINE_STARTED", repr(time.time() + 60))
     with stage.attempt() as attempt:

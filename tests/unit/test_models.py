@@ -139,6 +139,13 @@ def test_the_hash_follows_the_file(tmp_path):
         assert models.sha256(path) == hashlib.sha256(content).hexdigest()
 
 
+def test_a_file_that_is_no_yaml_is_named(tmp_path, monkeypatch):
+    (tmp_path / "models.yaml").write_text("models:\n\tmine: {path: x}\n", encoding="utf-8")
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
+    with pytest.raises(ModelsConfigInvalid, match=r"models\.yaml: cannot be read"):
+        models.registered()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

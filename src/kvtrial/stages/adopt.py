@@ -53,8 +53,14 @@ def entry(verdict: dict[str, Any]) -> dict[str, Any]:
 
 def write_selection(chosen: dict[str, Any], path: Path) -> None:
     """Set this machine class's entry; those of other machines stay as they are."""
-    entries = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-    entries = {**(entries or {}), machine.machine_class(): chosen}
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+        entries = {**(entries or {}), machine.machine_class(): chosen}
+    except (yaml.YAMLError, TypeError) as error:
+        raise NothingToAdopt(
+            f"{path} is not what `make adopt` writes ({type(error).__name__}); remove it, and what was "
+            "adopted for other machines with it"
+        ) from None
     text = "# Written by `make adopt`: what open_store() and `kvtrial generate` obey, by machine.\n"
     write_text(path, text + yaml.safe_dump(entries, sort_keys=True))
 

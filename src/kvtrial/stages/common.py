@@ -8,14 +8,15 @@ import json
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtrial import build, candidates, cli, events, gates, machine, protocol, tracking
-from kvtrial.journal import Attempt, Journal
+from kvtrial import build, candidates, cli, events, gates, machine, models, protocol, tracking
+from kvtrial.journal import COMPLETE, Attempt, Journal
 from kvtrial.measure import child
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.order import mirrored_orders
@@ -76,6 +77,8 @@ def exit_tracked(name: str, main: Callable[[], int]) -> None:
             tracking.stop_stage(run_dir, name, "FAILED", f"{type(error).__name__}: {error}")
             raise
         tracking.finish_stage(run_dir, name)
+        # Last: a stage that is stopped while MLflow is written to has nothing to measure again.
+        Journal(run_dir, name).publish()
         return code
 
     cli.exit_with(tracked)
@@ -126,6 +129,12 @@ class Stage:
             raise StageError(
                 f"{args.run_dir} is a run of build {of_run}, and the kernels are {here}; binaries "
                 "are never mixed: run `snakemake --cores 1 verdict`, which names a run for them"
+            )
+        known, found = manifest["model"]["sha256"], models.sha256(args.gguf)
+        if known != found:
+            raise StageError(
+                f"{args.gguf} has sha256 {found[:12]}…, and {args.run_dir} is a run of {known[:12]}…: put "
+                "that file back, or move the run's folder away and begin again"
             )
         return cls(
             name=name,
@@ -250,7 +259,7 @@ class Stage:
     @contextmanager
     def attempt(self) -> Iterator[Attempt]:
         """The attempt to work on, with the machine held; its table is written when the body is
-        done.
+        done, and `exit_tracked` publishes it.
 
         If the body raises, or the process is killed, finished units stay and the next run goes on.
 
@@ -261,17 +270,21 @@ class Stage:
         """
         journal = Journal(self.run_dir, self.name)
         with exclusive(f"{self.name} of {self.run_dir.name}"):
-            if journal.published_since(pipeline_start()):
+            if journal.completed_since(pipeline_start()):
+                # Snakemake has removed the other's table to make room for ours.
+                self._write_table(journal)
                 raise DoneElsewhere(f"another process has finished {self.name} of {self.run_dir}")
             start = time.monotonic()
             attempt = journal.attempt()
             yield attempt
-            if not attempt.has("complete"):
+            if not attempt.has(COMPLETE):
                 seconds = {"attempt/taken_s": time.monotonic() - start, "attempt/complete": 1.0}
-                attempt.put("complete", [self.event(m, value=v) for m, v in seconds.items()])
-            table = events.to_frame(journal.all_rows())
-            events.write(table, self.run_dir / "events" / f"{self.name}.parquet")
-            attempt.publish()
+                attempt.put(COMPLETE, [self.event(m, value=v) for m, v in seconds.items()])
+            self._write_table(journal)
+
+    def _write_table(self, journal: Journal) -> None:
+        table = events.to_frame(journal.all_rows())
+        events.write(table, self.run_dir / "events" / f"{self.name}.parquet")
 
 
 @dataclass(frozen=True)
@@ -289,10 +302,11 @@ class Block:
 
 
 def blocks(cell: Cell, count: int, names: list[str], seed: int) -> list[Block]:
-    """The blocks of a cell, with mirrored orders."""
+    """The blocks of a cell, with mirrored orders; in each cell an arm has other neighbours."""
+    own_seed = seed + zlib.crc32(gates.cell_name(cell).encode())
     return [
         Block(cell, number, order)
-        for number, order in enumerate(mirrored_orders(names, count, seed))
+        for number, order in enumerate(mirrored_orders(names, count, own_seed))
     ]
 
 
@@ -370,8 +384,18 @@ def run_arms(
 
     alive = [name for name in order if not attempt.has(f"died-{name}")]
     try:
-        return child.run_survivors(
+        rows = child.run_survivors(
             module, {**spec, "candidates": alive}, columns["threads"], preload, left_out=left_out
         )
     except child.ChildDied as error:
         raise StageError(str(error)) from None
+    for row in rows:
+        if row["metric"] == "failed":
+            _say_failed(stage.name, row["candidate"], row["text"])
+    return rows
+
+
+@functools.cache
+def _say_failed(stage: str, name: str, text: str) -> None:
+    """Say it once, not with every block."""
+    print(f"{stage}: {name} failed: {text}", file=sys.stderr, flush=True)

@@ -87,6 +87,7 @@ def finish_stage(run_dir: Path, stage: str) -> None:
             newest = rows[rows["attempt"] == rows["attempt"].max()]
             records.log_attempt(store, run_id, stage, newest, table)
         store.end(run_id, "FINISHED")
+        _end_a_decided_trial(store)
 
 
 @_never_costs_a_verdict
@@ -100,6 +101,13 @@ def leave_stage(run_dir: Path, stage: str, why: str) -> None:
         others = [run.info.run_id for run in store.find(level="stage", stage=stage)]
         if left := [run_id for run_id in others if run_id not in own]:
             store.link(stage, left[0])
+        _end_a_decided_trial(store)
+
+
+def _end_a_decided_trial(store: Store) -> None:
+    """A trial that has its verdict is finished again when the stage that was forced is."""
+    if (store.run_dir / "verdict.json").is_file():
+        store.end(store.parent_id, "FINISHED")
 
 
 @_never_costs_a_verdict

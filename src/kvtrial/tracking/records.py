@@ -79,10 +79,20 @@ def log_verdict(store: Store) -> None:
     verdict = json.loads(file.read_text(encoding="utf-8"))
     hot, cold = verdict["hot"], verdict["cold"]
     run = store.parent_id
-    links = {
-        tag.removeprefix(RUN_OF): f"#/experiments/{store.experiment_id}/runs/{run_id}"
+    # The newest run of each stage, or that of the attempt which decided where another came later.
+    run_of = {
+        tag.removeprefix(RUN_OF): run_id
         for tag, run_id in store.client.get_run(run).data.tags.items()
         if tag.startswith(RUN_OF)
+    }
+    for stage, attempt in verdict["attempts"].items():
+        for made in store.find(level="stage", stage=stage):
+            if made.data.tags.get("kvtrial.attempt") == str(attempt["decided_by"]):
+                run_of[stage] = made.info.run_id
+                break
+    links = {
+        stage: f"#/experiments/{store.experiment_id}/runs/{run_id}"
+        for stage, run_id in run_of.items()
     }
     eligible = {name: "; ".join(why) or "yes" for name, why in verdict["eligibility"].items()}
     store.tags(
