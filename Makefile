@@ -2,17 +2,27 @@
 # .venv/bin: the first line of a script can't hold a path with a space.
 PYTHON ?= python3
 CORES ?= 1
-# Another model than config/config.yaml's: make verdict MODEL=qwen2.5-0.5b-shape
+# Others than config/config.yaml's: make verdict MODEL=qwen2.5-0.5b-shape
 MODEL ?=
+PROTOCOL ?=
+PROFILE ?=
 PY := .venv/bin/python
 SNAKEMAKE := $(PY) -m snakemake --cores $(CORES)
-CHOSEN := $(if $(MODEL),--config model="$(MODEL)")
+# One --config with all of them, and behind the targets: a second one would replace the first, and it takes
+# whatever follows.
+CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE),--config $(if $(MODEL),model="$(MODEL)") \
+	$(if $(PROTOCOL),protocol="$(PROTOCOL)") $(if $(PROFILE),profile="$(PROFILE)"))
 
 # Nothing phones home.
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHONUTF8 := 1
+
+# Snakemake keeps a cache in the home folder; where that can't be written, it has one here.
+ifeq ($(shell mkdir -p "$${XDG_CACHE_HOME:-$$HOME/.cache}" 2>/dev/null && test -w "$${XDG_CACHE_HOME:-$$HOME/.cache}" && echo yes),)
+export XDG_CACHE_HOME := $(CURDIR)/.snakemake/cache
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph test test-all \
@@ -31,8 +41,9 @@ verdict: setup  ## the answer: which KV cache this machine should run
 smoke: setup  ## every stage on a tiny model, under two minutes
 	@$(PY) -m snakemake --cores all --profile profiles/smoke report show $(ARGS)
 
+full: PROFILE = full
 full: setup  ## the verdict, with four sessions and all cores as well
-	@$(SNAKEMAKE) report show --config profile=full $(if $(MODEL),model="$(MODEL)") $(ARGS)
+	@$(SNAKEMAKE) report show $(CHOSEN) $(ARGS)
 
 build: setup  ## compile the kernels where they are older than their sources
 	@$(SNAKEMAKE) build $(ARGS)

@@ -40,14 +40,12 @@ def _run_dir(name: str | None) -> Path:
 
 
 def _show(run_dir: Path) -> None:
-    import json
-
     from rich.console import Console
 
-    from kvtrial import show
+    from kvtrial import fleet, show
 
     console = Console()
-    console.print(show.render(json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))))
+    console.print(show.render(fleet.load(run_dir)))
     page = run_dir / "report.html"
     where = (
         f"{page}"
@@ -343,7 +341,7 @@ def exit_with(main: Callable[[], int]) -> None:
     try:
         code = main()
     except KeyboardInterrupt:
-        print("kvtrial: interrupted; the same command goes on from here", file=sys.stderr)
+        print("kvtrial: interrupted; what was finished is kept", file=sys.stderr)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has gone; there is nobody to tell.

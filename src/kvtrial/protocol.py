@@ -26,7 +26,12 @@ def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
     listed = checked["candidates"]
     rule = checked["decision"]
     named = [(f"decision.{key}", rule[key]) for key in ("challengers", "incumbents", "profiles")]
-    named.append(("aa.candidate", [checked["aa"]["candidate"]]))
+    named += [
+        ("decision.precision", [rule["precision"]["from"], rule["precision"]["to"]]),
+        ("aa.candidate", [checked["aa"]["candidate"]]),
+        ("parity.baseline", [checked["parity"]["baseline"]]),
+        *((f"hypotheses.{h['id']}", [h["from"], h["to"]]) for h in checked["hypotheses"]),
+    ]
     for key, names in named:
         for name in names:
             if name not in listed:

@@ -13,7 +13,8 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from kvtrial import labels, plots
+from kvtrial import labels, paths, plots
+from kvtrial import protocol as registered
 from kvtrial.run import DEFAULT_MODEL, write_text
 
 
@@ -83,6 +84,11 @@ def _peers(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _registered_sha256() -> str:
+    """Of the protocol that `make verdict` runs when it is not told another."""
+    return registered.sha256(registered.load(paths.config_file("protocol.yaml")))
+
+
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, inner in value.items():
@@ -124,6 +130,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         cold_metrics=sorted({m for row in verdict["cold"]["figures"].values() for m in row}),
         machine=_flat(manifest),
         default_model=DEFAULT_MODEL,
+        own_protocol=verdict["protocol_sha256"] != _registered_sha256(),
         label=labels.of_contrast,
         yes=lambda true: "yes" if true else "no",
         num=_number,

@@ -61,6 +61,7 @@ def test_a_killed_run_goes_on_by_the_same_command(snakemake, tmp_path):
     again = snakemake(*SMOKE)
     assert "Nothing to be done" in again.stdout
     shown = snakemake(*SMOKE, "show")
+    assert (results / "shown").read_text().strip() == path.parent.name
     assert f"hot store: {verdict['hot']['adopted'] or 'undecided'}" in shown.stdout
 
 

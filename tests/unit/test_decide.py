@@ -339,6 +339,8 @@ def test_a_value_that_is_not_finite_shows_as_missing_at_the_terminal() -> None:
 
 def test_a_reduced_precision_profile_needs_parity() -> None:
     assert run(flat(**BASE)).data["profiles"]["K2"]["default_allowed"]
+    labelled = run(flat(**BASE, K2T=14.0)).data["profiles"]
+    assert not labelled["K2"]["layouts_differ"] and labelled["K2T"]["layouts_differ"]
     broken = run(flat(**BASE), difference={"K2": 5.0}).data["profiles"]["K2"]
     assert not broken["default_allowed"]
 
@@ -351,6 +353,20 @@ def test_a_reduced_precision_profile_needs_parity() -> None:
         ({"candidates": ["K1"]}, "K3"),
         ({"cells": []}, "cells"),
         ({"aa": {"candidate": "K9", "blocks": 6}}, "aa.candidate: 'K9'"),
+        ({"parity": {**REGISTERED["parity"], "baseline": "K9"}}, "parity.baseline: 'K9'"),
+        (
+            {"hypotheses": [{"id": "X1", "claim": "fast", "from": "K1", "to": "TwoPas"}]},
+            "hypotheses.X1: 'TwoPas' is not among candidates",
+        ),
+        (
+            {
+                "decision": {
+                    **REGISTERED["decision"],
+                    "precision": {"from": "K1", "to": "K9", "half_width": 0.03},
+                }
+            },
+            "decision.precision: 'K9'",
+        ),
         ({"conformance": {"page_tokens": [16]}}, "conformance.page_tokens: 32 is measured"),
         ({"cells": [{**REGISTERED["cells"][0], "max_blocks": 11}]}, "blocks 12 and max_blocks 11"),
         ({"cells": [{**REGISTERED["cells"][0], "threads": "all"}]}, "only with role 'extra'"),

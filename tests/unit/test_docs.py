@@ -41,6 +41,16 @@ def test_every_public_error_has_a_heading():
     assert set(headings) == found
 
 
+def test_no_documented_command_has_its_target_behind_config():
+    """Case: Snakemake's ``--config`` takes all that follows it, the target too."""
+    pages = [ROOT / "README.md", ROOT / "config" / "README.md", *DOCS.rglob("*.md")]
+    for page in pages:
+        for command in re.findall(r"snakemake [^`]*", page.read_text(encoding="utf-8")):
+            values = command.partition("--config ")[2]
+            rest = re.sub(r"\w+=('[^']*'|\S+)", "", values).split(None, 1)
+            assert not rest or not re.fullmatch(r"[a-z_]+", rest[0]), f"{page.name}: {command}"
+
+
 def test_the_capability_table_is_whole():
     page = (DOCS / "candidates" / "package.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE)) == set(Capability.__members__)
