@@ -147,6 +147,27 @@ def test_outcomes_of_the_suite_become_events():
     assert set(table["candidate"]) == {"K1"}
 
 
+def test_what_another_pipeline_removes_meanwhile_is_there_at_the_end(tmp_path, monkeypatch):
+    """Case: two pipelines on one run; Snakemake removes the outputs as the second one's job begins."""
+    registered = {**trial_events.REGISTERED, "candidates": ["A2", "K1"]}
+    registered.pop("control")
+    (tmp_path / "protocol.json").write_text(json.dumps(registered), encoding="utf-8")
+    monkeypatch.setattr(conformance.protocol, "load", lambda path: registered)
+    folder = tmp_path / "conformance"
+
+    def suite(name, out, page_tokens, *, on_outcome):
+        document = {"candidate": name, "passed": True, "failed": [], "crash": "", "outcomes": {}}
+        conformance.isolated.write(out, document)
+        (folder / "A2.json").unlink(missing_ok=True)
+        return document
+
+    monkeypatch.setattr(conformance.isolated, "run_isolated", suite)
+    assert conformance.main(["--run-dir", str(tmp_path)]) == 0
+    for name in ("A2", "K1"):
+        assert json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["passed"]
+    assert (tmp_path / "events" / "conformance.parquet").is_file()
+
+
 def test_the_suite_says_which_candidate_and_page_size_is_done(tmp_path, monkeypatch, capsys):
     """One candidate passes, one ends half way through its second page size."""
     reached = {"K1": (16, 32), "K3": (16,)}

@@ -19,7 +19,6 @@ from typing import Any
 
 from kvtrial import build, candidates, events, protocol
 from kvtrial.conformance import TESTS, isolated
-from kvtrial.measure.exclusive import exclusive
 from kvtrial.stages.common import exit_tracked
 from kvtrial.stages.progress import Progress
 
@@ -76,19 +75,19 @@ def followed(
 
 def try_candidate(
     name: str, out: Path, page_tokens: tuple[int, ...], progress: Progress
-) -> list[dict[str, Any]]:
-    """Write one candidate's JSON and return its rows; none for one that was not built."""
+) -> dict[str, Any]:
+    """Write one candidate's JSON and return it."""
     candidate = candidates.get(name)
     if candidate.not_built is not None:
         document = isolated.result(candidate, [], f"not built: {candidate.not_built}")
         isolated.write(out, document)
         progress.say(f"{name} is not built: {candidate.not_built}")
-        return []
+        return document
     with followed(progress, name, page_tokens) as on_outcome:
         document = isolated.run_isolated(name, out, page_tokens, on_outcome=on_outcome)
     why = ", ".join(filter(None, [*document["failed"], document["crash"]]))
     progress.say(f"{name} passed" if document["passed"] else f"{name} FAILED: {why}")
-    return outcome_events(document)
+    return document
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -104,18 +103,21 @@ def main(argv: list[str] | None = None) -> int:
     entrants = protocol.entrants(registered)
     built = [name for name in entrants if candidates.get(name).not_built is None]
     rows = [events.event("attempt/complete", value=1.0)]
-    # Threads only wait for processes here. Nothing is timed, so candidates may run side by side, but not
-    # beside what another pipeline times.
+    # Threads only wait for processes here. Nothing is timed, so candidates may run side by side.
     with (
-        exclusive(f"conformance of {args.run_dir.name}"),
         Progress("conformance", units(built, page_tokens)) as progress,
         ThreadPoolExecutor(args.jobs) as pool,
     ):
-        for found in pool.map(
+        documents = pool.map(
             lambda name: try_candidate(name, folder / f"{name}.json", page_tokens, progress),
             entrants,
-        ):
-            rows += found
+        )
+        found = dict(zip(entrants, documents))
+    for name, document in found.items():
+        rows += outcome_events(document) if name in built else []
+        # Another pipeline on this run removes what is there as its own job begins.
+        if not (folder / f"{name}.json").is_file():
+            isolated.write(folder / f"{name}.json", document)
     common = {
         "stage": "conformance",
         "protocol_sha256": protocol.sha256(registered),
