@@ -25,15 +25,11 @@ REBUILD = "make build   (or: snakemake --cores 1 build)"
 #: stages that say what such a process does.
 _MEASURED = ("cold", "engine", "hot", "measure")
 _MEASURED_FILES = (
-    *("candidates.py", "contract.py", "machine.py", "models.py", "reference.py", "shapes.py"),
-    *(
-        f"stages/{name}.py"
-        for name in (
-            *("aa", "cold_tier", "common", "control", "direct_write", "fp16_parity", "m1", "m2"),
-            "workload",
-        )
-    ),
-)
+    "candidates.py", "contract.py", "machine.py", "models.py", "reference.py", "shapes.py",
+    "stages/aa.py", "stages/cold_tier.py", "stages/common.py", "stages/control.py",
+    "stages/direct_write.py", "stages/fp16_parity.py", "stages/m1.py", "stages/m2.py",
+    "stages/workload.py",
+)  # fmt: skip
 _LIBRARY_SUFFIXES = {".so", ".dylib"}
 _NATIVE_SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h", ".rs", ".in"}
 
@@ -195,12 +191,14 @@ def refuse_stale() -> None:
             f"the kernels were built for a CPU with {', '.join(lacking)}, which this one lacks; "
             f"rebuild here: {REBUILD}"
         )
-    if (ROOT / "CMakeLists.txt").is_file() and built["source_sha256"] != source_hash():
+    if not (ROOT / "CMakeLists.txt").is_file():
+        return
+    if built["source_sha256"] != source_hash():
         raise StaleBuild(
             f"the kernels were built from other sources ({built['source_sha256'][:12]}) than "
             f"those in {ROOT} ({source_hash()[:12]}); run: {REBUILD}"
         )
-    if (ROOT / "CMakeLists.txt").is_file() and built["measured_sha256"] != measured_hash():
+    if built["measured_sha256"] != measured_hash():
         raise StaleBuild(
             f"Python that is measured has changed in {ROOT} since the build; a run has one text of it: "
             f"{REBUILD}"

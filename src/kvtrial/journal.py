@@ -137,9 +137,9 @@ class Journal:
 
     def publish(self) -> None:
         """Publish the last attempt, if it is complete."""
-        for attempt in self.attempts()[-1:]:
-            if attempt.has(COMPLETE) and not attempt.published:
-                attempt.publish()
+        found = self.attempts()
+        if found and found[-1].has(COMPLETE) and not found[-1].published:
+            found[-1].publish()
 
     def attempt(self) -> Attempt:
         """The last attempt if it is not published yet, else the next one."""

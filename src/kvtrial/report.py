@@ -84,9 +84,17 @@ def _peers(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _registered_sha256() -> str:
-    """Of the protocol that `make verdict` runs when it is not told another."""
-    return registered.sha256(registered.load(paths.config_file("protocol.yaml")))
+def _command(verdict: dict[str, Any], profile: str | None) -> str:
+    """What makes the whole trial again, as the page says it."""
+    if verdict["protocol"] == "kvtrial-smoke":
+        return "make smoke"
+    words = ["make", "full" if profile == "full" else "verdict"]
+    if verdict["model"] != DEFAULT_MODEL:
+        words.append(f"MODEL={verdict['model']}")
+    default = registered.load(paths.config_file("protocol.yaml"))
+    if verdict["protocol_sha256"] != registered.sha256(default):
+        words.append("PROTOCOL=protocol.json")
+    return " ".join(words)
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -129,8 +137,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         conformance=_conformance(events),
         cold_metrics=sorted({m for row in verdict["cold"]["figures"].values() for m in row}),
         machine=_flat(manifest),
-        default_model=DEFAULT_MODEL,
-        own_protocol=verdict["protocol_sha256"] != _registered_sha256(),
+        command=_command(verdict, manifest.get("profile")),
         label=labels.of_contrast,
         yes=lambda true: "yes" if true else "no",
         num=_number,

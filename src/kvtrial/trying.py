@@ -24,7 +24,6 @@ from kvtrial import (
     events,
     gates,
     labels,
-    machine,
     models,
     paths,
     protocol,
@@ -36,7 +35,7 @@ from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.contrasts import Measured, contrast, digits
 from kvtrial.measure.exclusive import exclusive
-from kvtrial.measure.stores import budget_bytes, shape_of
+from kvtrial.measure.stores import shape_of
 from kvtrial.run import ConfigError, write_text
 from kvtrial.stages import conformance as suite
 from kvtrial.stages import m1, m2
@@ -107,7 +106,8 @@ def measure(
         raise ConfigError(f"{count} blocks give no interval; give {fewest} or more")
     loaded = models.load_model(gguf)
     ids = workload.session_tokens(loaded.tokenizer, cell["context"], 0)
-    _fits(loaded, cell, registered)
+    if why := snapshots.too_large(registered, shape_of(loaded), cell):
+        raise ConfigError(f"{why}: free some, or give a smaller --context")
     with tempfile.TemporaryDirectory(prefix="kvtrial-try-") as folder:
         stage = Stage(
             name="m1",
@@ -160,19 +160,6 @@ def _check(name: str, against: str) -> None:
             f"one of {', '.join(sorted(set(candidates.candidates()) - {name}))}"
         )
     build.refuse_stale()
-
-
-def _fits(model: Any, cell: dict[str, Any], registered: dict[str, Any]) -> None:
-    """`ConfigError` where the store of a decode is larger than what memory is left."""
-    steps = registered["m2"]["warmup_steps"] + registered["decode_steps"]
-    tokens = cell["context"] + steps
-    needed = budget_bytes(shape_of(model), tokens, 1, registered["page_tokens"])
-    available = machine.available_memory_bytes()
-    if needed > available:
-        raise ConfigError(
-            f"context {cell['context']} takes {needed} bytes in a store and {available} are available: "
-            "free memory, or give a smaller --context"
-        )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -50,6 +50,22 @@ def test_the_page_fetches_nothing_and_says_the_verdict(run_dir: Path) -> None:
     assert "&lt;here &amp; now&gt;" in page  # what a machine calls itself is escaped
 
 
+@pytest.mark.parametrize(
+    ("changes", "profile", "command"),
+    [
+        ({}, "default", "make verdict MODEL=m"),
+        ({"model": "smollm2-135m-instruct-q4_1"}, "full", "make full"),
+        ({"protocol_sha256": "0" * 64}, None, "make verdict MODEL=m PROTOCOL=protocol.json"),
+        ({"protocol": "kvtrial-smoke", "protocol_sha256": "0" * 64}, "default", "make smoke"),
+    ],
+)
+def test_the_command_that_makes_the_trial_again(
+    changes: dict[str, str], profile: str | None, command: str
+) -> None:
+    verdict = decide(trial(flat(K0=100.0, K1=22.0, K3=11.0)), REGISTERED).data
+    assert report._command({**verdict, **changes}, profile) == command
+
+
 def test_ids_are_unique_over_the_page_and_references_resolve(run_dir: Path) -> None:
     page = (run_dir / "report.html").read_text()
     ids = re.findall(r'\bid="([^"]+)"', page)

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from kvtrial import machine, paths
+from kvtrial import labels, machine, paths
 from kvtrial.run import write_text
 
 #: template -> page below the documentation's folder
@@ -80,6 +80,7 @@ def page(name: str, verdict: dict[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["places"] = places
+    environment.globals["label"] = labels.of_contrast
     primary = next(arm for arm in verdict["hot"]["arms"] if arm["role"] == "primary")
     return environment.get_template(f"{name}.j2").render(verdict=verdict, primary=primary)
 

@@ -84,6 +84,16 @@ def exit_tracked(name: str, main: Callable[[], int]) -> None:
     cli.exit_with(tracked)
 
 
+def refuse_another_model(run_dir: Path, manifest: dict[str, Any], gguf: Path) -> None:
+    """`StageError` where a run was begun with another file of the model's name."""
+    known, found = manifest["model"]["sha256"], models.sha256(gguf)
+    if known != found:
+        raise StageError(
+            f"{gguf} has sha256 {found[:12]}…, and {run_dir} is a run of {known[:12]}…: put "
+            "that file back, or move the run's folder away and begin again"
+        )
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage of a run and the columns that all its rows share.
@@ -130,12 +140,7 @@ class Stage:
                 f"{args.run_dir} is a run of build {of_run}, and the kernels are {here}; binaries "
                 "are never mixed: run `snakemake --cores 1 verdict`, which names a run for them"
             )
-        known, found = manifest["model"]["sha256"], models.sha256(args.gguf)
-        if known != found:
-            raise StageError(
-                f"{args.gguf} has sha256 {found[:12]}…, and {args.run_dir} is a run of {known[:12]}…: put "
-                "that file back, or move the run's folder away and begin again"
-            )
+        refuse_another_model(args.run_dir, manifest, args.gguf)
         return cls(
             name=name,
             run_dir=args.run_dir,

@@ -22,7 +22,7 @@ from kvtrial import build, candidates, events, machine, models, protocol, shapes
 from kvtrial.contract import Candidate
 from kvtrial.run import write_text
 from kvtrial.stages import workload
-from kvtrial.stages.common import StageError
+from kvtrial.stages.common import refuse_another_model
 
 
 def versions() -> dict[str, str]:
@@ -92,18 +92,6 @@ def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _refuse_another_model(earlier: Path, sha256: str) -> None:
-    """`StageError` where the run was begun with another file of the same name."""
-    if not earlier.is_file():
-        return
-    known = json.loads(earlier.read_text(encoding="utf-8"))["model"]["sha256"]
-    if known != sha256:
-        raise StageError(
-            f"{earlier.parent} was begun with a model of sha256 {known[:12]}…, and the file of that name "
-            f"now has {sha256[:12]}…: put the first one back, or move the run's folder away and begin again"
-        )
-
-
 def main(argv: list[str] | None = None) -> int:
     """Command line of the stage."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -115,9 +103,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     registered = protocol.load(args.protocol)
-    sha256 = models.sha256(args.gguf)
     models.check_sha256(args.gguf, models.entry(args.model).get("sha256"))
-    _refuse_another_model(args.run_dir / "manifest.json", sha256)
+    earlier = args.run_dir / "manifest.json"
+    if earlier.is_file():
+        begun = json.loads(earlier.read_text(encoding="utf-8"))
+        refuse_another_model(args.run_dir, begun, args.gguf)
     manifest = {
         "run_id": args.run_dir.name,
         "profile": args.profile,
@@ -128,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
         "machine": machine.record(),
         "model": {
             "name": args.model,
-            "sha256": sha256,
+            "sha256": models.sha256(args.gguf),
             "bytes": args.gguf.stat().st_size,
             "shape": shapes.name_of(workload.shape_of_file(args.gguf)),
             "synthetic": models.is_synthetic(args.model),

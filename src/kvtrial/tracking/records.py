@@ -85,11 +85,11 @@ def log_verdict(store: Store) -> None:
         for tag, run_id in store.client.get_run(run).data.tags.items()
         if tag.startswith(RUN_OF)
     }
-    for stage, attempt in verdict["attempts"].items():
-        for made in store.find(level="stage", stage=stage):
-            if made.data.tags.get("kvtrial.attempt") == str(attempt["decided_by"]):
-                run_of[stage] = made.info.run_id
-                break
+    decided = {stage: str(attempt["decided_by"]) for stage, attempt in verdict["attempts"].items()}
+    for made in reversed(store.find(level="stage")):
+        stage = made.data.tags["kvtrial.stage"]
+        if stage in decided and made.data.tags.get("kvtrial.attempt") == decided[stage]:
+            run_of[stage] = made.info.run_id
     links = {
         stage: f"#/experiments/{store.experiment_id}/runs/{run_id}"
         for stage, run_id in run_of.items()
