@@ -139,8 +139,8 @@ HOT = [
         "page index: elements of a transposed K row change places",
         _K1T,
         "src/kvtrial/hot/_rows.pxd",
-        "write_row(layout.form, key + i * key_step(layout), k + i, 1)",
-        "write_row(layout.form, key + (i ^ 1) * key_step(layout), k + i, 1)",
+        "write_row(form, key + i * step, k + i, 1)",
+        "write_row(form, key + (i ^ 1) * step, k + i, 1)",
         "AttentionMatchesReferenceInterpreter",
     ),
     _hot(

@@ -186,10 +186,12 @@ cdef inline void write_pair(
 ) noexcept nogil:
     """K and V row of the head whose K tile begins at ``tiles``."""
     cdef unsigned char *key = tiles + key_offset(layout, row)
-    cdef int64_t i
+    # Not read from the layout for each element: what is written might be it, for all that C knows.
+    cdef Format form = layout.form
+    cdef int64_t i, dim = layout.dim, step = key_step(layout)
     if layout.transposed:
-        for i in range(layout.dim):
-            write_row(layout.form, key + i * key_step(layout), k + i, 1)
+        for i in range(dim):
+            write_row(form, key + i * step, k + i, 1)
     else:
         write_row(layout.form, key, k, layout.dim)
     write_row(layout.form, tiles + layout.tile_bytes + row * layout.row_bytes, v, layout.dim)
@@ -200,10 +202,11 @@ cdef inline void read_pair(
 ) noexcept nogil:
     """The head's K and V row as FP32."""
     cdef const unsigned char *key = tiles + key_offset(layout, row)
-    cdef int64_t i
+    cdef Format form = layout.form
+    cdef int64_t i, dim = layout.dim, step = key_step(layout)
     if layout.transposed:
-        for i in range(layout.dim):
-            read_row(layout.form, k + i, key + i * key_step(layout), 1)
+        for i in range(dim):
+            read_row(form, k + i, key + i * step, 1)
     else:
         read_row(layout.form, k, key, layout.dim)
     read_row(layout.form, v, tiles + layout.tile_bytes + row * layout.row_bytes, layout.dim)
