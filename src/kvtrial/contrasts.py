@@ -44,13 +44,21 @@ class Measured:
     Attributes
     ----------
     cells : list of dict
-        The profile's cells, as registered.
+        The profile's cells, as registered. Threads "all" are ``usable_cpus``, and no cell of their own
+        where that is one.
     shapes : list of str
         Head shapes whose attention was measured alone, such as ``9q3kv``.
     """
 
-    def __init__(self, rows: pd.DataFrame, protocol: dict[str, Any], profile: str) -> None:
-        self.cells = registered.cells(protocol, profile)
+    def __init__(
+        self, rows: pd.DataFrame, protocol: dict[str, Any], profile: str, usable_cpus: int
+    ) -> None:
+        self.cells = [
+            cell
+            for cell in registered.cells(protocol, profile)
+            if cell["threads"] != "all" or usable_cpus > 1
+        ]
+        self._usable_cpus = usable_cpus
         self._decision = protocol["decision"]
         self._steps = self._by_cell(
             rows[(rows["stage"] == "m2") & (rows["metric"] == "m2/step_ms")]
@@ -74,10 +82,8 @@ class Measured:
         keys = ["context", "sessions", "threads", "candidate", "block"]
         for (context, sessions, threads, name, block), own in rows.groupby(keys)["value"]:
             for cell in self.cells:
-                threads_fit = (
-                    threads > 1 if cell["threads"] == "all" else threads == cell["threads"]
-                )
-                if threads_fit and (context, sessions) == (cell["context"], cell["sessions"]):
+                wanted = self._usable_cpus if cell["threads"] == "all" else cell["threads"]
+                if (context, sessions, threads) == (cell["context"], cell["sessions"], wanted):
                     key = (gates.cell_name(cell), name)
                     found.setdefault(key, {})[int(block)] = own.to_numpy(np.float64)
         return found

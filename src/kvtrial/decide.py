@@ -3,8 +3,8 @@
 ``decide(events, protocol)`` reads nothing else: no clock, no file, no candidate. Rows that it needs:
 
 * stage ``run``: ``run/run_id``, ``run/model``, ``run/machine``, ``run/synthetic``, ``run/shape``,
-  ``run/profile`` and per candidate ``candidate/profile``, ``candidate/role``, ``candidate/layout``,
-  ``candidate/missing``, ``candidate/not_built``;
+  ``run/profile``, ``run/usable_cpus`` and per candidate ``candidate/profile``, ``candidate/role``,
+  ``candidate/layout``, ``candidate/missing``, ``candidate/not_built``;
 * stage ``conformance``: ``conformance/outcome`` (1 passed, 0 failed, NaN gap; text names test and P);
 * stage ``fp16_parity``: ``parity/token``, ``parity/margin``, ``parity/max_abs_logit_difference``;
 * stages ``m1``, ``m2``, ``aa``, ``control``, ``direct_write``, ``cold_tier``: measurements by block
@@ -95,7 +95,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
     facts = _run_facts(events)
     chosen, attempts = _first_complete_attempts(events)
     trials = gates.judge(chosen, protocol)
-    measured = Measured(trials.valid_rows, protocol, facts["profile"])
+    measured = Measured(trials.valid_rows, protocol, facts["profile"], facts["usable_cpus"])
     layouts = Layouts(chosen)
     parity_result = parity.judge(chosen, protocol)
     reasons = eligibility.judge(chosen, protocol, parity_result)
@@ -150,6 +150,7 @@ def _run_facts(events: pd.DataFrame) -> dict[str, Any]:
         "shape": texts.get("run/shape", ""),
         "synthetic": texts.get("run/synthetic", "") == "true",
         "profile": texts.get("run/profile", "default"),
+        "usable_cpus": int(texts.get("run/usable_cpus", "1")),
         "build_id": builds[0] if len(builds) == 1 else "mixed: " + ", ".join(builds),
     }
 

@@ -70,10 +70,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Noise:
-    """What a short probe saw: ``readings`` in turn, two a moment; share of CPU time stolen."""
+    """What a short probe saw: ``readings`` in turn, two a moment; share of its time that was stolen."""
 
     readings: Sequence[probes.Reading]
-    steal_fraction: float | None
+    stolen_fraction: float | None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def noise(seen: Noise, limits: dict[str, Any]) -> Finding:
     value = {
         "spin_move": gates.move(gates.readings(rows, "probe/spin_ms")),
         "bandwidth_move": gates.move(gates.readings(rows, "probe/read_gb_per_s")),
-        "steal_fraction": seen.steal_fraction,
+        "stolen_fraction": seen.stolen_fraction,
         "read_gb_per_s": max(reading.read_gb_per_s for reading in seen.readings),
         "fma_gflop_per_s": max(reading.fma_gflop_per_s for reading in seen.readings),
     }
@@ -298,8 +298,8 @@ def noise(seen: Noise, limits: dict[str, Any]) -> Finding:
         f"clock moved by {value['spin_move']:.1%}, bandwidth by {value['bandwidth_move']:.1%} (best "
         f"{value['read_gb_per_s']:.1f} GB/s)"
     )
-    if seen.steal_fraction is not None:
-        shown += f", steal {seen.steal_fraction:.1%}"
+    if seen.stolen_fraction is not None:
+        shown += f", steal {seen.stolen_fraction:.1%}"
     reason = gates.void_reason(rows, limits)
     if reason is not None:
         return Finding(
@@ -320,8 +320,8 @@ def _probe_rows(seen: Noise) -> list[dict[str, Any]]:
             rows.append(
                 events.event(f"probe/{metric}", place=i // 2, value=getattr(reading, metric))
             )
-    if seen.steal_fraction is not None:
-        rows.append(events.event("probe/steal_fraction", value=seen.steal_fraction))
+    if seen.stolen_fraction is not None:
+        rows.append(events.event("probe/stolen_fraction", value=seen.stolen_fraction))
     return rows
 
 
@@ -467,7 +467,7 @@ def _noise(limits: dict[str, Any]) -> Finding:
             probe = probes.Probes(1)
             cpus = probes.CpuMeter(1)
             readings = [probe.measure() for _ in range(READINGS)]
-            seen = Noise(readings, cpus.steal_fraction())
+            seen = Noise(readings, cpus.stolen_fraction())
             probe.close()
     except MachineHeld as held:
         return Finding(

@@ -87,10 +87,25 @@ def caches() -> list[dict[str, Any]]:
     return found
 
 
-def last_level_cache_bytes() -> int:
-    """Bytes of the largest data cache; `ASSUMED_LLC_BYTES` where the system doesn't say."""
+def last_level_cache_bytes(threads: int = 1) -> int:
+    """Bytes of the last-level caches that so many threads can fill.
+
+    A machine may have several: one is the largest data cache of CPU 0, `ASSUMED_LLC_BYTES` where the
+    system doesn't say, and each thread may run beside another, as far as this process's CPUs do.
+    """
     sizes = [c["bytes"] for c in caches() if c["type"] != "Instruction"]
-    return max(sizes, default=ASSUMED_LLC_BYTES)
+    return max(sizes, default=ASSUMED_LLC_BYTES) * min(threads, _last_level_caches())
+
+
+def _last_level_caches() -> int:
+    """Caches of the highest level beside this process's CPUs; 1 where the system doesn't say."""
+    level = str(max((c["level"] for c in caches()), default=0))
+    shared_by = set()
+    for cpu in affinity():
+        for index in Path(f"/sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"):
+            if _read(index / "level") == level:
+                shared_by.add(_read(index / "shared_cpu_list"))
+    return max(1, len(shared_by))
 
 
 def affinity() -> list[int]:
@@ -98,6 +113,34 @@ def affinity() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def cpu_times() -> tuple[int, dict[str, float]]:
+    """How many CPUs this process may use, and the seconds that they have spent in each kind of use.
+
+    Of all CPUs where the system lists others than it has online, as in some containers.
+    """
+    import psutil
+
+    each = psutil.cpu_times(percpu=True)
+    online = _cpu_list(_read(Path("/sys/devices/system/cpu/online")))
+    if len(online) == len(each):
+        own = set(affinity())
+        each = [times for cpu, times in zip(online, each) if cpu in own] or each
+    # Guest time is part of user time.
+    kinds = [kind for kind in each[0]._fields if not kind.startswith("guest")]
+    return len(each), {kind: sum(getattr(times, kind) for times in each) for kind in kinds}
+
+
+def _cpu_list(text: str) -> list[int]:
+    """Such as ``0-3,8`` of the kernel; empty where it is no such list."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            return []
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def usable_cpus() -> int:

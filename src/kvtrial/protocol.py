@@ -77,9 +77,10 @@ def load(path: Path) -> dict[str, Any]:
     return check(parsed, path.name)
 
 
-def sha256(protocol: dict[str, Any]) -> str:
-    """Hash of the protocol's values: key order, comments and spacing do not count."""
-    canonical = json.dumps(protocol, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+def sha256(values: Any) -> str:
+    """Hash of a protocol's values, or of others in YAML: key order, comments and spacing do not
+    count."""
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 

@@ -24,6 +24,7 @@ from kvtrial import (
     events,
     gates,
     labels,
+    machine,
     models,
     paths,
     protocol,
@@ -115,6 +116,7 @@ def measure(
             gguf=gguf,
             model={"name": gguf.stem, "sha256": models.sha256(gguf)},
             profile="default",
+            usable_cpus=machine.usable_cpus(),
             protocol={
                 **registered,
                 "candidates": [against, name],
@@ -291,7 +293,7 @@ def _results(stage: Stage, cell: dict[str, Any], name: str, against: str) -> dic
     table, registered = events.read_run(stage.run_dir), stage.protocol
     judged = gates.judge(table, registered)
     rows = judged.valid_rows
-    measured = Measured(rows, registered, "default")
+    measured = Measured(rows, registered, stage.profile, stage.usable_cpus)
     decode = contrast(
         measured.tokens_per_s(cell, name), measured.tokens_per_s(cell, against), registered
     )

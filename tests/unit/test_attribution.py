@@ -57,8 +57,11 @@ def test_threads_are_compared_by_processes_that_share_none() -> None:
     table = with_rows(
         trial(arms),
         [
-            *block_rows("m2", "m2/step_ms", {"K1": both}, context=512, threads=2),
+            *block_rows("m2", "m2/step_ms", {"K1": both}, context=512, threads=4),
+            # A number of threads between one and all, of which no cell is registered.
+            *block_rows("m2", "m2/step_ms", {"K1": [15.0] * 6}, context=512, threads=2),
             row("run", "run/profile", text="full"),
+            row("run", "run/usable_cpus", text="4"),
         ],
     )
     found = decide(table, REGISTERED).data["hypotheses"]

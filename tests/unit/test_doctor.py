@@ -100,7 +100,7 @@ def test_noise_is_judged_by_the_rule_of_the_blocks():
     assert "read bandwidth moved by 25.0%; at most 15% is allowed" in moved.meaning
     assert moved.value["bandwidth_move"] == pytest.approx(0.25)
     stolen = doctor.noise(seen(10, 10, steal=0.2), LIMITS)
-    assert "steal time was 20.0%" in stolen.meaning
+    assert "20.0% of the arms' time was stolen" in stolen.meaning
 
 
 def test_a_machine_that_is_measured_on_is_left_alone(tmp_path, monkeypatch):

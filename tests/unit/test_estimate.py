@@ -93,7 +93,7 @@ def test_the_stages_are_their_blocks_and_the_void_ones() -> None:
 def test_a_narrow_format_has_more_regions_to_fill_and_to_warm_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(estimate.machine, "last_level_cache_bytes", lambda: 32 << 20)
+    monkeypatch.setattr(estimate.machine, "last_level_cache_bytes", lambda threads: 32 << 20)
     protocol = copy.deepcopy(REGISTERED)
     protocol["candidates"] = ["K1", "K2"]
     cells = [c for c in protocol["cells"] if c["context"] == 4096 and c["profile"] == "default"]

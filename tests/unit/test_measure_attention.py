@@ -128,7 +128,7 @@ def test_a_shape_that_no_model_has_is_measured_on_synthetic_rows(snapshot):
 
 
 def test_a_large_cache_takes_more_layers_not_more_sessions_than_a_store_has(snapshot, monkeypatch):
-    monkeypatch.setattr(attention.machine, "last_level_cache_bytes", lambda: 600_000)
+    monkeypatch.setattr(attention.machine, "last_level_cache_bytes", lambda threads: 600_000)
     rows = attention.measure(spec_for(snapshot, ["K5"], rotation_llc_multiple=4), lambda name: None)
     assert not [r for r in rows if r["metric"] == "failed"]
     (held,) = values(rows, "m1/rotation_bytes", "K5")
@@ -163,7 +163,7 @@ def test_pages_lie_in_another_order_in_each_block_and_nothing_else_changes(name)
 
 
 def test_the_rotation_holds_four_caches(snapshot, monkeypatch):
-    monkeypatch.setattr(attention.machine, "last_level_cache_bytes", lambda: 40_000)
+    monkeypatch.setattr(attention.machine, "last_level_cache_bytes", lambda threads: 40_000)
     spec = spec_for(snapshot, BUILT[:1], rotation_llc_multiple=4)
     rows = attention.measure(spec, lambda name: None)
     with opened(BUILT[0], SHAPE, tokens=TOKENS, page_tokens=16) as (store, _):

@@ -3,6 +3,7 @@ resolve."""
 
 import functools
 import inspect
+from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,7 +55,7 @@ class Clock:
 @pytest.fixture
 def small_cache(monkeypatch):
     """A machine whose last-level cache has 2**18 bytes: a buffer of four times that is quickly read."""
-    monkeypatch.setattr(machine, "last_level_cache_bytes", lambda: 2**18)
+    monkeypatch.setattr(machine, "last_level_cache_bytes", lambda threads: 2**18)
 
 
 def test_the_probes_take_turns(monkeypatch, small_cache):
@@ -114,20 +115,27 @@ def test_the_buffer_is_larger_than_the_last_level_cache():
     probe.close()
 
 
-def later(meter, **more):
-    """psutil's CPU times after ``more`` seconds of each kind."""
-    times = meter._start
-    return times._replace(**{kind: getattr(times, kind) + s for kind, s in more.items()})
+def used(monkeypatch, cpus, **seconds):
+    """A machine of so many CPUs that spends ``seconds`` of each kind after its first look at them."""
+    looks = iter([dict.fromkeys(seconds, 5.0), {kind: 5.0 + s for kind, s in seconds.items()}])
+    monkeypatch.setattr(clock, "now_ns", lambda: 0)
+    monkeypatch.setattr(machine, "cpu_times", lambda: (cpus, next(looks)))
 
 
-@pytest.mark.skipif(
-    not hasattr(probes.psutil.cpu_times(), "steal"), reason="the system does not count steal"
+@pytest.mark.parametrize(
+    ("cpus", "threads", "share"), [(1, 1, 0.25), (128, 1, 0.25), (128, 2, 0.125)]
 )
-def test_steal_is_a_share(monkeypatch):
-    meter = probes.CpuMeter()
-    found = later(meter, steal=2.0, user=6.0, guest=6.0)
-    monkeypatch.setattr(probes.psutil, "cpu_times", lambda: found)
-    assert meter.steal_fraction() == pytest.approx(0.25)
+def test_stolen_time_is_a_share_of_what_the_threads_were_to_have(monkeypatch, cpus, threads, share):
+    """2 s of 8 are missed as much on a machine with many CPUs as on one with few."""
+    used(monkeypatch, cpus, steal=2.0, user=6.0, idle=8.0 * (cpus - 1))
+    meter = probes.CpuMeter(threads)
+    monkeypatch.setattr(clock, "now_ns", lambda: 8_000_000_000)
+    assert meter.stolen_fraction() == pytest.approx(share)
+
+
+def test_a_system_that_does_not_count_steal_says_so(monkeypatch):
+    used(monkeypatch, 2, user=6.0, idle=1.0)
+    assert probes.CpuMeter().stolen_fraction() is None
 
 
 @pytest.mark.parametrize(
@@ -141,15 +149,62 @@ def test_steal_is_a_share(monkeypatch):
     ],
 )
 def test_what_others_took_counts_where_the_arm_needed_it(monkeypatch, threads, cpus, others, short):
-    monkeypatch.setattr(clock, "now_ns", lambda: 0)
     monkeypatch.setattr(probes, "_own_cpu_s", lambda: 0.0)
+    used(monkeypatch, cpus, user=10 * (others + threads), idle=3.0)
     meter = probes.CpuMeter(threads)
-    found = later(meter, user=10 * (others + threads), idle=3.0)
-    monkeypatch.setattr(probes.psutil, "cpu_times", lambda: found)
-    monkeypatch.setattr(probes.psutil, "cpu_count", lambda: cpus)
     monkeypatch.setattr(clock, "now_ns", lambda: 10_000_000_000)
     monkeypatch.setattr(probes, "_own_cpu_s", lambda: 10.0 * threads)
     assert meter.cpus_short() == pytest.approx(short, abs=1e-6)
+
+
+@pytest.fixture
+def sysfs(monkeypatch):
+    """Files below /sys/devices/system/cpu, with what they say."""
+    files = {}
+    root = Path("/sys/devices/system/cpu")
+    monkeypatch.setattr(machine, "_read", lambda path: files.get(str(path.relative_to(root)), ""))
+    monkeypatch.setattr(
+        machine.Path,
+        "glob",
+        lambda self, pattern: [
+            root / name
+            for name in sorted({str(Path(file).parent) for file in files})
+            if (root / name).match(str(self / pattern))
+        ],
+    )
+    return files
+
+
+def test_only_the_cpus_of_this_process_count(monkeypatch, sysfs):
+    """CPU 1 is offline: what is listed third is CPU 3."""
+    Times = namedtuple("Times", "user idle guest")
+    listed = [Times(1.0, 10.0, 1.0), Times(2.0, 20.0, 0.0), Times(4.0, 40.0, 2.0)]
+    monkeypatch.setattr("psutil.cpu_times", lambda percpu: listed)
+    monkeypatch.setattr(machine, "affinity", lambda: [0, 3])
+    sysfs["online"] = "0,2-3"
+    assert machine.cpu_times() == (2, {"user": 5.0, "idle": 50.0})
+    sysfs["online"] = "0-63"  # a container that lists three of the host's
+    assert machine.cpu_times() == (3, {"user": 7.0, "idle": 70.0})
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads", "caches"), [([0, 1, 2, 3], 1, 1), ([0, 1, 2, 3], 4, 2), ([2, 3], 2, 1)]
+)
+def test_each_thread_may_have_a_last_level_cache_of_its_own(
+    monkeypatch, sysfs, cpus, threads, caches
+):
+    """CPUs 0 and 1 share 32 MiB, 2 and 3 another 32 MiB."""
+    for cpu, shared in enumerate(("0-1", "0-1", "2-3", "2-3")):
+        for index, (level, size, own) in enumerate((("1", "32K", str(cpu)), ("3", "32M", shared))):
+            base = f"cpu{cpu}/cache/index{index}"
+            sysfs |= {
+                f"{base}/level": level,
+                f"{base}/size": size,
+                f"{base}/type": "Unified",
+                f"{base}/shared_cpu_list": own,
+            }
+    monkeypatch.setattr(machine, "affinity", lambda: cpus)
+    assert machine.last_level_cache_bytes(threads) == caches * 32 * 2**20
 
 
 def test_throttling_is_counted_while_the_arm_runs(monkeypatch):

@@ -20,7 +20,8 @@ LIMITS = {
     "bandwidth_drift": 0.15,
     "spin_drift": 0.1,
     "frequency_drift": 0.15,
-    "steal_fraction": 0.05,
+    "stolen_fraction": 0.1,
+    "stolen_from_an_arm": 0.2,
     "cpus_short": 0.5,
     "throttled": 0,
     "warmup_excess": 0.25,
@@ -31,7 +32,7 @@ LIMITS = {
 @pytest.fixture
 def stage(tmp_path):
     registered = {"gates": LIMITS, "candidates": ["K0", "K1", "K3"]}
-    return Stage("m2", tmp_path / "run", tmp_path / "m.gguf", {}, "default", registered)
+    return Stage("m2", tmp_path / "run", tmp_path / "m.gguf", {}, "default", 2, registered)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvtrial import models, paths, workload
+from kvtrial import models, paths, protocol, workload
 from kvtrial.engine.errors import (
     ModelFetchFailed,
     ModelHashMismatch,
@@ -21,6 +22,8 @@ from kvtrial.engine.errors import (
 )
 from kvtrial.engine.gguf import TensorKind, read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
+from kvtrial.stages import fp16_parity
+from kvtrial.stages.common import Stage, StageError
 
 MEMBER = "fake_model/weights.gguf"
 CONTENT = b"GGUF of a fake model"
@@ -200,3 +203,16 @@ def test_the_parity_prompts_are_different_ascii_texts_with_steps_to_spare():
     assert len(set(prompts)) == len(prompts)
     assert len(prompts) * parity["steps_per_prompt"] >= 2 * parity["min_steps"]
     assert all(isinstance(p, str) and p.isascii() and p.strip() for p in prompts)
+
+
+def test_prompts_that_are_not_the_registered_ones_are_refused(tmp_path, monkeypatch):
+    shutil.copy(paths.config_dir() / "prompts.yaml", tmp_path)
+    registered = protocol.load(paths.config_dir() / "protocol.yaml")
+    gguf = models.path_of("tiny-llama")
+    stage = Stage("fp16_parity", tmp_path, gguf, {}, "default", 1, registered)
+    monkeypatch.setattr(fp16_parity.paths, "config_file", lambda name: tmp_path / name)
+    assert len(fp16_parity.prompts(stage)) == 24
+    with (tmp_path / "prompts.yaml").open("a") as file:
+        file.write("  - One more.\n")
+    with pytest.raises(StageError, match=r"registered: dd2181ad.*parity\.prompts_sha256"):
+        fp16_parity.prompts(stage)

@@ -5,7 +5,7 @@ rule fp16_parity:
         facts=BUILD,
         estimate=ESTIMATE,
         gguf=GGUF,
-        prompts=near(paths.config_file("prompts.yaml")),
+        prompts=ancient(near(paths.config_file("prompts.yaml"))),
     output:
         events=RUN.events("fp16_parity"),
     log:

@@ -28,7 +28,7 @@ m1/rotation_bytes             bytes of KV that the iterations rotate through
 probe/spin_ms                 fixed integer work, ms; index of all probes: 0 before the arm, 1 after
 probe/read_gb_per_s           streaming read over all threads
 probe/fma_gflop_per_s         FP32 multiply-adds over all threads
-probe/steal_fraction          CPU time that went to other machines between the two probes
+probe/stolen_fraction         CPU time that went to other machines over that of the arm's threads
 probe/cpus_short              CPUs that the arm's threads wanted and other processes had
 probe/throttled               throttling events of CPU and control group between the two probes
 probe/load                    load average of the last minute

@@ -11,7 +11,7 @@ synthetic_tokens        so many positions of rows drawn at random
 threads, page_tokens    of the stores
 warmup_iterations       dropped
 probes                  passes of the probes, as registered; optional
-rotation_llc_multiple   regions rotate through this many times the last-level cache
+rotation_llc_multiple   regions rotate through this many times the threads' last-level caches
 seed                    of the queries, the order of pages, and the iterations that are checked
 ======================  ============================================================================
 
@@ -120,7 +120,7 @@ def queries_of(spec: Spec) -> F32:
 
 def rotation(spec: Spec, region_bytes: int) -> tuple[int, int]:
     """Layers of a session and sessions whose regions together fill the rotation."""
-    wanted = spec["rotation_llc_multiple"] * machine.last_level_cache_bytes()
+    wanted = spec["rotation_llc_multiple"] * machine.last_level_cache_bytes(spec["threads"])
     regions = max(1, math.ceil(wanted / region_bytes))
     layers = max(min(spec["shape"]["layers"], regions), math.ceil(regions / MOST_SESSIONS))
     return layers, math.ceil(regions / layers)

@@ -57,8 +57,8 @@ class Probes:
     threads : int
         Threads that read and calculate at the same time.
     llc_multiple : float
-        The buffer that is read is this many times the last-level cache, at most a quarter of the memory
-        that is available.
+        The buffer that is read is this many times the last-level caches of the threads, at most a
+        quarter of the memory that is available.
     read_passes, passes : int
         Passes of a reading, the best of which counts: over the buffer, and of the spin and the
         multiply-adds.
@@ -75,7 +75,7 @@ class Probes:
         if threads < 1:
             raise ValueError(f"threads is {threads}; give at least 1")
         buffer_bytes = min(
-            int(llc_multiple * machine.last_level_cache_bytes()),
+            int(llc_multiple * machine.last_level_cache_bytes(threads)),
             machine.available_memory_bytes() // 4,
         )
         per_thread = max(buffer_bytes // (8 * _WORDS * threads), 1) * _WORDS
@@ -130,7 +130,7 @@ class Probes:
 
 
 class CpuMeter:
-    """What happened to the CPUs since it was made: who used them, and whether they were held back.
+    """What happened to this process's CPUs since it was made: who used them, who held them back.
 
     Parameters
     ----------
@@ -140,32 +140,29 @@ class CpuMeter:
 
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
-        self._start = psutil.cpu_times()
+        self._cpus, self._start = machine.cpu_times()
         self._own = _own_cpu_s()
         self._clock = clock.now_ns()
         self._throttled = machine.throttle_events()
 
-    def steal_fraction(self) -> float | None:
-        """The share of CPU time that the hypervisor gave to others, between 0 and 1.
+    def stolen_fraction(self) -> float | None:
+        """Time that the hypervisor gave to others, over the time that the threads were to run.
 
-        None where the system doesn't say (macOS), 0 before the first tick.
+        Only who wants a CPU is stolen from, so that what idle CPUs there are beside makes it no
+        smaller. None where the system doesn't say (macOS).
         """
-        spent = self._spent()
-        if "steal" not in spent:
-            return None
-        total = sum(spent.values())
-        return spent["steal"] / total if total > 0 else 0.0
+        stolen = self._spent().get("steal")
+        return None if stolen is None else stolen / (self._threads * self._seconds())
 
     def cpus_short(self) -> float:
         """CPUs that this process's threads wanted and other processes had, on average.
 
-        Others may use the CPUs that it leaves idle: what the machine has beyond ``threads``.
+        Others may use the CPUs that it leaves idle: those that it may use beyond ``threads``.
         """
-        seconds = max(clock.now_ns() - self._clock, 1) / 1e9
         idle = ("idle", "iowait", "steal")
         busy = sum(v for name, v in self._spent().items() if name not in idle)
-        others = max(0.0, busy - (_own_cpu_s() - self._own)) / seconds
-        return max(0.0, others + self._threads - (psutil.cpu_count() or 1))
+        others = max(0.0, busy - (_own_cpu_s() - self._own)) / self._seconds()
+        return max(0.0, others + self._threads - self._cpus)
 
     def throttled(self) -> int | None:
         """Throttling events of the CPU or of the control group; None where nothing counts them."""
@@ -175,13 +172,11 @@ class CpuMeter:
         return None if now is None else now - self._throttled
 
     def _spent(self) -> dict[str, float]:
-        now = psutil.cpu_times()
-        # guest time is part of user time; counting it again would hide steal.
-        return {
-            name: getattr(now, name) - getattr(self._start, name)
-            for name in now._fields
-            if not name.startswith("guest")
-        }
+        _, now = machine.cpu_times()
+        return {kind: seconds - self._start[kind] for kind, seconds in now.items()}
+
+    def _seconds(self) -> float:
+        return max(clock.now_ns() - self._clock, 1) / 1e9
 
 
 def _own_cpu_s() -> float:

@@ -28,7 +28,7 @@ class Bracket:
 
     def __exit__(self, *error: object) -> None:
         found = {
-            "probe/steal_fraction": self._cpus.steal_fraction(),
+            "probe/stolen_fraction": self._cpus.stolen_fraction(),
             "probe/cpus_short": self._cpus.cpus_short(),
             "probe/throttled": self._cpus.throttled(),
         }

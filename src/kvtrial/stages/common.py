@@ -110,6 +110,8 @@ class Stage:
         What the manifest says of it: name, sha256, bytes, synthetic.
     profile : str
         ``default`` or ``full``.
+    usable_cpus : int
+        CPUs that could be used when the run was begun: what threads "all" are.
     protocol : dict
         The registered protocol as it is run.
     """
@@ -119,6 +121,7 @@ class Stage:
     gguf: Path
     model: dict[str, Any]
     profile: str
+    usable_cpus: int
     protocol: dict[str, Any]
 
     @classmethod
@@ -147,6 +150,7 @@ class Stage:
             gguf=args.gguf,
             model=manifest["model"],
             profile=args.profile or manifest["profile"],
+            usable_cpus=manifest["usable_cpus"],
             protocol=protocol.load(args.run_dir / "protocol.json"),
         )
 
@@ -169,11 +173,23 @@ class Stage:
 
     def cells(self) -> list[Cell]:
         """The profile's cells with ``threads`` as a number; what "all" makes equal is there
-        once."""
+        once.
+
+        Raises
+        ------
+        StageError
+            Threads "all" are asked for, and another number of CPUs is usable than at the run's start.
+        """
         found: dict[str, Cell] = {}
         for cell in protocol.cells(self.protocol, self.profile):
-            threads = machine.usable_cpus() if cell["threads"] == "all" else cell["threads"]
-            cell = {**cell, "threads": threads}
+            if cell["threads"] == "all":
+                if (usable := machine.usable_cpus()) != self.usable_cpus:
+                    raise StageError(
+                        f"{self.run_dir} was begun with {self.usable_cpus} usable CPUs, and {usable} "
+                        "are usable now: run it with as many (taskset, the container's limit), or "
+                        "move the run's folder away and begin again"
+                    )
+                cell = {**cell, "threads": self.usable_cpus}
             found.setdefault(gates.cell_name(cell), cell)
         return list(found.values())
 

@@ -22,8 +22,6 @@ from kvtrial import candidates, gates, machine
 from kvtrial import protocol as registered
 from kvtrial.cold import KINDS
 from kvtrial.contract import Profile
-from kvtrial.engine.gguf import read_gguf
-from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.engine.transformer import CHUNK
 from kvtrial.measure import child
 from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
@@ -168,7 +166,7 @@ def _attention_block_s(
     }
     fastest = min(region.values(), default=1.0)
     calls = math.ceil(SHORTEST_ITERATION_NS / 1e9 / max(fastest, 1e-9))
-    rotation = rules["rotation_llc_multiple"] * machine.last_level_cache_bytes()
+    rotation = rules["rotation_llc_multiple"] * machine.last_level_cache_bytes(cell["threads"])
     elements = context * shape["kv_heads"] * shape["head_dim"]
     regions = {
         name: max(1, math.ceil(rotation / (PAIR_BYTES[candidates.get(name).profile] * elements)))
@@ -278,7 +276,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     args, rest = parser.parse_known_args(argv)
     stage = Stage.from_command_line("estimate", __doc__, rest)
-    prompts = fp16_parity.prompts(Tokenizer(read_gguf(stage.gguf)))
+    prompts = fp16_parity.prompts(stage)
     plan = workload.Plan.of(stage)
     with exclusive(f"estimate of {stage.run_dir.name}"):
         start = time.monotonic()

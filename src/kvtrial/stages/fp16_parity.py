@@ -10,11 +10,10 @@ rows are facts; which steps count and who is in parity is `kvtrial.parity`'s to 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import yaml
 
-from kvtrial import paths
+from kvtrial import paths, protocol
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.stages.common import Stage, StageError, exit_tracked, run_arms
@@ -25,10 +24,17 @@ PROMPTS_A_PROCESS = 4
 COLUMNS = {"context": 0, "sessions": 1, "threads": 1}
 
 
-def prompts(tokenizer: Any) -> list[list[int]]:
-    """Token ids of the registered prompts, config/prompts.yaml."""
+def prompts(stage: Stage) -> list[list[int]]:
+    """Token ids of config/prompts.yaml; `StageError` if they are not the registered ones."""
     path = paths.config_file("prompts.yaml")
     texts = yaml.safe_load(path.read_text(encoding="utf-8"))["prompts"]
+    found, wanted = protocol.sha256(texts), stage.protocol["parity"]["prompts_sha256"]
+    if found != wanted:
+        raise StageError(
+            f"the prompts of {path} have sha256 {found}; registered: {wanted}; put the file back, or "
+            "write the new hash into the protocol's parity.prompts_sha256: that makes another run"
+        )
+    tokenizer = Tokenizer(read_gguf(stage.gguf))
     return [tokenizer.encode(text) for text in texts]
 
 
@@ -36,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     """Command line of the stage."""
     stage = Stage.from_command_line("fp16_parity", __doc__, argv)
     rules = stage.protocol["parity"]
-    numbered = {str(i): ids for i, ids in enumerate(prompts(Tokenizer(read_gguf(stage.gguf))))}
+    numbered = {str(i): ids for i, ids in enumerate(prompts(stage))}
     groups = [
         dict(itertools.islice(numbered.items(), start, start + PROMPTS_A_PROCESS))
         for start in range(0, len(numbered), PROMPTS_A_PROCESS)

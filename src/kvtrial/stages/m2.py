@@ -53,7 +53,7 @@ def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
 def further_blocks(stage: Stage, attempt: Attempt, cell: Cell, names: list[str]) -> list[Block]:
     """What the registered precision asks for beyond the cell's first blocks, all of which are done."""
     judged = gates.judge(events.to_frame(attempt.rows()), stage.protocol)
-    measured = Measured(judged.valid_rows, stage.protocol, stage.profile)
+    measured = Measured(judged.valid_rows, stage.protocol, stage.profile, stage.usable_cpus)
     registered = next(c for c in measured.cells if gates.cell_name(c) == gates.cell_name(cell))
     seed = stage.protocol["decision"]["bootstrap_seed"]
     return blocks(cell, measured.blocks_wanted(registered), names, seed)[cell["blocks"] :]

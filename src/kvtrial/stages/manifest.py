@@ -75,6 +75,7 @@ def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
         "shape": manifest["model"]["shape"],
         "synthetic": "true" if manifest["model"]["synthetic"] else "",
         "profile": manifest["profile"],
+        "usable_cpus": str(manifest["usable_cpus"]),
     }
     rows = [events.event(f"run/{key}", text=text, **common) for key, text in facts.items()]
     for name, facts in manifest["candidates"].items():
@@ -113,6 +114,7 @@ def main(argv: list[str] | None = None) -> int:
         "profile": args.profile,
         "protocol_sha256": protocol.sha256(registered),
         "machine_class": machine.machine_class(),
+        "usable_cpus": machine.usable_cpus(),
         "build": build.facts(),
         "versions": versions(),
         "machine": machine.record(),
