@@ -92,8 +92,8 @@ test-neon: setup  ## the vector kernels as AArch64 runs them, under QEMU (says w
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)
 
-bench: setup  ## how near attention comes to the machine's ceilings, beside the committed figures
-	@$(PY) benchmarks/attention.py $(ARGS)
+bench: setup  ## how near attention, decode and prefill come to the machine's ceilings, beside committed figures
+	@$(PY) benchmarks/bench.py $(ARGS)
 
 lint: setup  ## style, types and the workflow's own checks
 	@$(PY) -m ruff check .

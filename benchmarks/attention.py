@@ -1,35 +1,25 @@
-"""How near each arm's attention comes to this machine's lower ceiling, beside the committed figures.
+"""How near each arm's attention comes to this machine's lower ceiling, out of cache.
 
-``python benchmarks/attention.py [--write]``, or ``make bench``. One region after the other, arms and
-probes interleaved, the best of many short rounds each: about a minute. A fraction more than a tenth
-below the one in ``baseline.json`` is marked; ``--write`` makes today's figures the baseline. It is no
-test: on another machine, or beside busy neighbours, the figures are others.
+One region after the other, arms and probes interleaved, the best of many short rounds each.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 
 from kvtrial import machine
-from kvtrial.candidates import candidates
 from kvtrial.contract import KVStore
 from kvtrial.measure.attention import Arm, attend_ns
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import opened
 
-BASELINE = Path(__file__).with_name("baseline.json")
 SHAPES = {"9/3x64": (9, 3, 64), "14/2x64": (14, 2, 64)}
-ARMS = ("K1", "K2", "K3", "K5", "K1T", "K3T", "K2T")
 TOKENS = 4096
 PAGE_TOKENS = 32
 ROUNDS = 40
-SLIDE = 0.9
 
 
 def fractions(heads: tuple[int, int, int], names: list[str]) -> dict[str, float]:
@@ -72,29 +62,3 @@ def fractions(heads: tuple[int, int, int], names: list[str]) -> dict[str, float]
         name: max(stores[name].row_bytes * TOKENS / read, operations / arithmetic) / spent
         for name, spent in best.items()
     }
-
-
-def main() -> None:
-    """Measure, compare, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="make these figures the baseline")
-    write = parser.parse_args().write
-    names = [name for name in ARMS if candidates()[name].not_built is None]
-    baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
-    found = {}
-    print(f"time at the lower ceiling / time taken, {TOKENS} positions, 1 thread")
-    print(f"{'shape':10}{'arm':5}{'now':>7}{'baseline':>10}")
-    for label, heads in SHAPES.items():
-        for name, now in fractions(heads, names).items():
-            key = f"{label} {name}"
-            found[key] = round(now, 2)
-            before = baseline.get(key)
-            mark = "  slid" if before is not None and now < SLIDE * before else ""
-            print(f"{label:10}{name:5}{now:7.2f}{'' if before is None else before:>10}{mark}")
-    if write:
-        figures = {"machine": machine.machine_class(), **found}
-        BASELINE.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

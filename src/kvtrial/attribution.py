@@ -108,14 +108,21 @@ def control(valid_rows: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any
     }
 
 
-def direct_write(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any] | None:
-    """Reserved slots against scratch and append: identical bytes, and step time not inferior."""
+def direct_write(
+    events: pd.DataFrame, valid_rows: pd.DataFrame, protocol: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Reserved slots against scratch and append: identical bytes, and step time not inferior.
+
+    Times are those of ``valid_rows``; the bytes are the same in every trial or not at all.
+    """
     rows = events[events["stage"] == "direct_write"]
     if rows.empty:
         return None
+    timed = valid_rows[valid_rows["stage"] == "direct_write"]
     margin = protocol["direct_write"]["non_inferiority"]
     found: dict[str, Any] = {}
-    for name, own in rows[rows["metric"] == "direct/step_ms"].groupby("candidate"):
+    for name in sorted(set(rows.loc[rows["metric"] == "direct/step_ms", "candidate"])):
+        own = timed[(timed["candidate"] == name) & (timed["metric"] == "direct/step_ms")]
         sides = {
             text: {int(b): float(v.mean()) for b, v in half.groupby("block")["value"]}
             for text, half in own.groupby("text")

@@ -21,11 +21,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REBUILD = "make build   (or: snakemake --cores 1 build)"
-#: Below src/kvtrial: the Python that runs beside the kernels in a measured process, and that of the
-#: stages that say what such a process does.
+#: Below src/kvtrial: the Python that runs beside the kernels in a measured process, that of the stages
+#: that say what such a process does, and what decides which blocks run again and how many there are.
 _MEASURED = ("cold", "engine", "hot", "measure")
 _MEASURED_FILES = (
-    "candidates.py", "contract.py", "machine.py", "models.py", "reference.py", "shapes.py",
+    "candidates.py", "contract.py", "contrasts.py", "gates.py", "machine.py", "models.py",
+    "protocol.py", "reference.py", "rule.py", "shapes.py", "stats.py", "workload.py",
     "stages/aa.py", "stages/cold_tier.py", "stages/common.py", "stages/control.py",
     "stages/direct_write.py", "stages/fp16_parity.py", "stages/m1.py", "stages/m2.py",
     "stages/workload.py",

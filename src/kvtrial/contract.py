@@ -337,6 +337,8 @@ class Candidate:
     open: Callable[[StoreSpec], KVStore]
     #: Why it can't be opened on this machine, or None.
     not_built: str | None = None
+    #: Each query head reads its KV head's rows for itself, H_q / H_kv times their bytes.
+    reads_per_query_head: bool = False
 
     @property
     def missing_capabilities(self) -> tuple[str, ...]:

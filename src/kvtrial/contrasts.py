@@ -140,29 +140,34 @@ class Measured:
         blocks = self._steps.get((gates.cell_name(cell), name))
         if blocks is None:
             return None
-        rates = list(self.tokens_per_s(cell, name).values())
+        rates = np.array(list(self.tokens_per_s(cell, name).values()))
         row: dict[str, Any] = {
             **cell_key(cell),
             "candidate": name,
             "n_blocks": len(rates),
         }
-        row["tokens_per_s"], row["tokens_per_s_ci95"] = self._over_blocks(np.array(rates))
+        total = _rate(np.concatenate(list(blocks.values())), cell["sessions"])
+        row["tokens_per_s"] = digits(total)
+        row["tokens_per_s_ci95"] = self._over_blocks(rates, cell["blocks"])[1]
         for label, share in (("p50", 0.50), ("p95", 0.95)):
             quantiles = np.array([np.quantile(steps, share) for steps in blocks.values()])
-            row[f"step_ms_{label}"], row[f"step_ms_{label}_ci95"] = self._over_blocks(quantiles)
+            row[f"step_ms_{label}"], row[f"step_ms_{label}_ci95"] = self._over_blocks(
+                quantiles, cell["blocks"]
+            )
         return row
 
     def _over_blocks(
-        self, values: npt.NDArray[np.float64]
+        self, values: npt.NDArray[np.float64], first: int
     ) -> tuple[float | None, list[float | None] | None]:
-        """Geometric mean of positive numbers, one a block, and its t interval."""
+        """Geometric mean of positive numbers, one a block, and its t interval; ``first`` as in
+        `stats.t_bounds`."""
         if not (np.isfinite(values).all() and (values > 0).all()):
             return None, None
         logs = np.log(values)
         center = digits(float(np.exp(logs.mean())))
         if len(logs) < self._decision["min_blocks"]:
             return center, None
-        interval = stats.t_interval(logs, self._decision["confidence"])
+        interval = stats.t_interval(logs, self._decision["confidence"], first=first)
         return center, [digits(interval.low), digits(interval.high)]
 
 
@@ -190,7 +195,7 @@ def contrast(
 
     ``ci95`` decides; ``first`` is how many blocks fixed the number of all, where that was open. The
     three bootstraps are for show; ``drift_p`` tests the paired difference for a slope over block
-    order, and voids nothing.
+    order, ``lag1`` is its autocorrelation; they void nothing.
     """
     decision = protocol["decision"]
     try:
@@ -217,6 +222,7 @@ def contrast(
         "ci95": [digits(interval.low), digits(interval.high)],
         **shown,
         "drift_p": digits(stats.drift_p(logs, sorted(top))),
+        "lag1": digits(stats.lag1(logs)),
         "n_blocks": interval.n,
     }
 

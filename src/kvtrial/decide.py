@@ -129,7 +129,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "hypotheses": attribution.hypotheses(measured, facts["shape"], layouts, protocol),
         "profiles": attribution.profiles(measured, reasons, parity_result, layouts, protocol),
         "control": attribution.control(trials.valid_rows, protocol),
-        "direct_write": attribution.direct_write(chosen, protocol),
+        "direct_write": attribution.direct_write(chosen, trials.valid_rows, protocol),
         "cold": _decide_cold(chosen, protocol),
     }
     return Verdict(data)

@@ -33,7 +33,10 @@ def load(path: Path) -> dict[str, Any]:
         ) from None
     problem = schemas.first_error(verdict, SCHEMA_NAME)
     if problem is not None:
-        raise BadVerdict(f"{path}: {problem}; decide an older run again with: kvtrial decide RUN")
+        raise BadVerdict(
+            f"{path}: {problem}; kvtrial decide RUN writes it again, where this kvtrial reads the "
+            "run's protocol"
+        )
     checked: dict[str, Any] = verdict
     return checked
 

@@ -18,7 +18,13 @@ _Columns = dict[str, npt.NDArray[Any]]
 _LOOKED_AT = ("metric", "candidate", "place", "index", "value", "text")
 
 #: Stages whose blocks are gated, and what their warm-up check looks at.
-TIMES = {"m1": "m1/attention_ms", "m2": "m2/step_ms", "aa": "m2/step_ms", "control": "m2/step_ms"}
+TIMES = {
+    "m1": "m1/attention_ms",
+    "m2": "m2/step_ms",
+    "aa": "m2/step_ms",
+    "control": "m2/step_ms",
+    "direct_write": "direct/step_ms",
+}
 
 
 class Drift(NamedTuple):

@@ -2,8 +2,8 @@
 
 Three things are looked at. The compiled modules of every stage are those that passed conformance. An
 arm gives the same tokens in every block of a cell. And what it gave while the clock ran is right: the
-tokens are the baseline's up to a tie, and attention alone is within the error bound of the float64
-oracle at iterations that nobody knows beforehand.
+tokens are the baseline's up to a tie, attention alone is within the error bound of the float64 oracle at
+iterations that a kernel can't know, and so is attention over what a decode has left behind.
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ def reasons(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, list[st
             found.setdefault(str(name), []).append(
                 f"m1: a timed output of {shape} at {context} is {worst:.3g} times its error bound "
                 "off the oracle"
+            )
+    kept = rows[rows["metric"] == "m2/output_error"]
+    for (name, *cell), own in kept.groupby(keys)["value"]:
+        worst = own.max(skipna=False)
+        if not worst <= 1.0:
+            found.setdefault(str(name), []).append(
+                f"m2: attention after the last step at {_where(cell)} is {worst:.3g} times its error "
+                "bound off the oracle"
             )
     return found
 

@@ -12,6 +12,8 @@ import yaml
 from kvtrial import schemas
 
 SCHEMA_NAME = "protocol.schema.yaml"
+#: Of the protocol's form; what it says is named by its hash.
+VERSION = 2
 
 
 class ProtocolError(ValueError):
@@ -20,6 +22,11 @@ class ProtocolError(ValueError):
 
 def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
     """The protocol itself, or `ProtocolError` for the first thing that the schema does not allow."""
+    if isinstance(protocol, dict) and protocol.get("version") in range(1, VERSION):
+        raise ProtocolError(
+            f"{source}: version {protocol['version']}; this kvtrial reads version {VERSION}: a finished run "
+            "is decided by the kvtrial that made it (source_commit in its manifest.json)"
+        )
     if (error := schemas.first_error(protocol, SCHEMA_NAME)) is not None:
         raise ProtocolError(f"{source}: {error}")
     checked: dict[str, Any] = protocol

@@ -77,6 +77,19 @@ def _conformance(events: pd.DataFrame) -> dict[str, Any]:
     return {"names": sorted(set(rows["candidate"])), "rows": dict(sorted(table.items()))}
 
 
+def _times(events: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Stage → seconds that its blocks were estimated to take when it began, and those that they took."""
+    found: dict[str, dict[str, float]] = {}
+    for stage, rows in events.groupby("stage"):
+        seconds = rows.groupby("metric")["value"].sum()
+        if {"attempt/estimated_s", "block/taken_s"} <= set(seconds.index):
+            found[str(stage)] = {
+                "estimated": float(seconds["attempt/estimated_s"]),
+                "taken": float(seconds["block/taken_s"]),
+            }
+    return found
+
+
 def _peers(run_dir: Path) -> list[dict[str, Any]]:
     """Rows of ``peers.json``; none where the optional target was not run."""
     path = run_dir / "peers.json"
@@ -135,6 +148,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         ],
         peers=peers,
         conformance=_conformance(events),
+        times=_times(deciding(verdict, events)),
         cold_metrics=sorted({m for row in verdict["cold"]["figures"].values() for m in row}),
         machine=_flat(manifest),
         command=_command(verdict, manifest.get("profile")),

@@ -123,13 +123,16 @@ def render(verdict: dict[str, Any]) -> Group:
 
     if hot["contrasts"]:
         table = Table(title="Contrasts: ratio of tokens/s [95% t interval over blocks]")
-        for name in ("challenger", "incumbent", "context", "role", "ratio"):
-            table.add_column(name, justify="right" if name == "context" else "left")
+        numbers = ("context", "sessions", "threads")
+        for name in ("challenger", "incumbent", *numbers, "role", "ratio"):
+            table.add_column(name, justify="right" if name in numbers else "left")
         for row in hot["contrasts"]:
             table.add_row(
                 row["challenger"],
                 row["incumbent"] + labels.of_contrast(row),
                 f"{row['context']:,}",
+                str(row["sessions"]),
+                str(row["threads"]),
                 row["role"],
                 _ratio(row),
             )

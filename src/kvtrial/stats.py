@@ -194,6 +194,21 @@ def drift_p(log_ratios: npt.ArrayLike, blocks: Sequence[int]) -> float | None:
     return float(2 * special.stdtr(freedom, -abs(r) * math.sqrt(freedom / (1 - r * r))))
 
 
+def lag1(log_ratios: npt.ArrayLike) -> float | None:
+    """Autocorrelation of successive blocks, in their order: sum(d_i d_(i+1)) / sum(d_i^2), d from the
+    mean.
+
+    Intervals take blocks for independent, where it is about -1 / n; beyond 2 / sqrt(n) they cover too
+    little. None with fewer than 3 blocks or constant ratios.
+    """
+    values = check(log_ratios, 2)
+    _, low, high = t_bounds(values, 0.95)
+    if values.size < 3 or low == high:
+        return None
+    apart = values - values.mean()
+    return float((apart[:-1] * apart[1:]).sum() / (apart * apart).sum())
+
+
 #: methods of `bootstrap_intervals`
 BOOTSTRAPS = ("percentile", "BCa", "studentised")
 

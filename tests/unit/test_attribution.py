@@ -73,6 +73,29 @@ def test_threads_are_compared_by_processes_that_share_none() -> None:
     )
 
 
+def test_a_direct_write_is_judged_by_its_valid_blocks() -> None:
+    """Three blocks at 10 ms by append and 8 by slots; a fourth in which the machine slowed down."""
+    at = {"context": 512}
+    rows = [
+        *block_rows("direct_write", "direct/step_ms", {"K1": [10.0] * 4}, text="append", **at),
+        *block_rows(
+            "direct_write", "direct/step_ms", {"K1": [8.0] * 3 + [80.0]}, text="direct", **at
+        ),
+        *(
+            row("direct_write", "direct/identical", candidate="K1", block=b, value=1.0, **at)
+            for b in range(4)
+        ),
+    ]
+    for found in rows:
+        if (found["metric"], found["block"], found["index"]) == ("probe/read_gb_per_s", 3, 1):
+            found["value"] = 5.0
+    verdict = decide(with_rows(trial(BASE), rows), REGISTERED).data
+    written = verdict["direct_write"]["K1"]
+    assert (written["speed"]["ratio"], written["speed"]["n_blocks"]) == (1.25, 3)
+    assert written["identical"] and written["non_inferior"]
+    assert verdict["gates"]["direct_write"] == {"512x1x1": {"valid": 3, "void": 1}}
+
+
 def test_the_control_has_a_figure_and_no_say() -> None:
     """Two steps in 40 ms are 50 tokens/s; a void trial counts for nothing; the verdict stays."""
     at = {"context": 4096, "trial": 1}

@@ -8,6 +8,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
@@ -317,6 +318,23 @@ def test_arms_carry_their_latencies_with_intervals_over_blocks() -> None:
         assert arms["K1", 16384][f"step_ms_{quantile}_ci95"] is None  # two blocks
 
 
+def test_tokens_per_second_are_total_over_total_and_an_extended_cell_has_its_wider_interval() -> (
+    None
+):
+    # 18 blocks, 12 of which asked for the others; all the spread is in the first.
+    steps = {4096: [10.0, 20.0] * 6 + [15.0] * 6, 512: [1.0] * 6, 16384: [1.0] * 6}
+    arms = {
+        (a["candidate"], a["context"]): a for a in run(flat(K1=steps, K3=steps)).data["hot"]["arms"]
+    }
+    assert arms["K1", 4096]["tokens_per_s"] == pytest.approx(18 / (18 * 0.015), rel=1e-9)
+    logs = -np.log(np.array(steps[4096]) / 1e3)
+    # t(0.975, 11) = 2.200985160082949
+    half = 2.200985160082949 * logs[:12].std(ddof=1) / math.sqrt(18)
+    assert arms["K1", 4096]["tokens_per_s_ci95"] == pytest.approx(
+        [math.exp(logs.mean() - half), math.exp(logs.mean() + half)], rel=1e-9
+    )
+
+
 def test_a_drift_of_one_arm_is_reported_and_voids_nothing() -> None:
     k3 = [11.0 * math.exp(0.01 * b + 0.002 * (-1) ** b) for b in range(12)]
     verdict = run(flat(**BASE, K3={4096: k3, 512: [11.0] * 6, 16384: [11.0] * 6}))
@@ -375,6 +393,11 @@ def test_a_reduced_precision_profile_needs_parity() -> None:
 def test_a_bad_protocol_is_named(change: dict, names: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(protocol.ProtocolError, match=names):
         protocol.check({**REGISTERED, **change})
+
+
+def test_a_protocol_of_an_older_form_names_who_reads_it() -> None:
+    with pytest.raises(protocol.ProtocolError, match=r"version 1; .* version 2: .*source_commit"):
+        protocol.check({**REGISTERED, "version": 1}, "protocol.json")
 
 
 @pytest.mark.parametrize("name", ["K1C", "C0"])

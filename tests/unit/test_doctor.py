@@ -88,7 +88,7 @@ def test_the_disk_has_to_hold_the_run_and_keep_its_word(free, kind, fsync_ms, st
 
 
 def seen(*bandwidths: float, steal: float | None = 0.0) -> Noise:
-    return Noise([Reading(5.0, gb, 50.0) for gb in bandwidths], steal)
+    return Noise([Reading(5.0, gb, 40.0, 50.0) for gb in bandwidths], steal)
 
 
 def test_noise_is_judged_by_the_rule_of_the_blocks():

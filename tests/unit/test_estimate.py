@@ -84,6 +84,9 @@ def test_the_stages_are_their_blocks_and_the_void_ones() -> None:
     m2 = sum(n * per_block["m2"][f"{c}x1x1"] for c, n in ((4096, 15), (512, 6), (16384, 6)))
     assert found["m2"] == pytest.approx(STAGE_S + m2 / 0.9)
     assert found["aa"] == pytest.approx(STAGE_S + 12 * both / 0.9)
+    assert found["direct_write"] == pytest.approx(
+        STAGE_S + 6 * per_block["direct_write"]["512x1x1"] / 0.9
+    )
     prompt = 0.1 + 63 * 0.02
     assert found["fp16_parity"] == pytest.approx(STAGE_S + 6 * start + 24 * 2 * prompt)
     # Four go through the suite: the control too, and K3 might run there.
@@ -108,6 +111,12 @@ def test_a_narrow_format_has_more_regions_to_fill_and_to_warm_up(
     assert found["m1"]["4096x1x1-9q3kv"] == pytest.approx(
         1.5 + fills + timed + in_cache + oracle + 2 * 0.25
     )
+
+
+def test_both_head_shapes_are_measured_with_all_threads_too() -> None:
+    cell = {"context": 512, "sessions": 1, "threads": 2, "role": "extra"}
+    found = estimate.block_seconds(speed(), REGISTERED, [cell], m1.shapes(REGISTERED, SHAPE))
+    assert set(found["m1"]) == {"512x1x2-9q3kv", "512x1x2-14q2kv"}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def test_an_honest_run_adopts() -> None:
     ]
     tie = row("m2", "m2/margin_at_difference", candidate="K3", block=0, value=0.4, **AT)
     right = row("m1", "m1/output_error", candidate="K3", block=0, value=1.0, shape="9q3kv", **AT)
-    assert verdict(*hashes, tie, right).outcome == ADOPT
+    kept = row("m2", "m2/output_error", candidate="K3", block=0, value=1.0, **AT)
+    assert verdict(*hashes, tie, right, kept).outcome == ADOPT
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,14 @@ def test_an_honest_run_adopts() -> None:
                 for b, margin in ((0, float("nan")), (1, 0.1))
             ],
             "m2: another token than K0's at 4096x1x1 where the margin is nan",
+        ),
+        (
+            [row("m2", "m2/output_error", candidate="K3", block=0, value=1.5, **AT)],
+            "m2: attention after the last step at 4096x1x1 is 1.5 times its error bound off the oracle",
+        ),
+        (
+            [row("m2", "m2/output_error", candidate="K3", block=0, **AT)],  # NaN
+            "m2: attention after the last step at 4096x1x1 is nan times its error bound off the oracle",
         ),
         (
             [row("m1", "m1/output_error", candidate="K3", value=1.5, shape="14q2kv", **AT)],

@@ -55,6 +55,7 @@ def test_a_block_of_every_built_candidate(snapshot):
     rows = child.run("kvtrial.measure.attention", spec_for(snapshot, BUILT), threads=1)
     assert not [r for r in rows if r["metric"] == "failed"]
     bandwidth = max(values(rows, "probe/read_gb_per_s")) * 1e9
+    cached = max(values(rows, "probe/cached_read_gb_per_s")) * 1e9
     flops = max(values(rows, "probe/fma_gflop_per_s")) * 1e9
     assert len(values(rows, "probe/spin_ms")) == 2
     for name in BUILT:
@@ -62,15 +63,21 @@ def test_a_block_of_every_built_candidate(snapshot):
         assert len(times) == 4 and all(t > 0 for t in times)
         with opened(name, SHAPE, tokens=TOKENS, page_tokens=16) as (store, _):
             n_bytes = store.row_bytes * TOKENS
-        for t, rate, share in zip(
+        for t, rate, loaded, share in zip(
             times,
             values(rows, "m1/unique_gb_per_s", name),
+            values(rows, "m1/loaded_gb_per_s", name),
             values(rows, "m1/ceiling_fraction", name),
         ):
+            assert loaded == pytest.approx(3 * rate if name == "K0" else rate)  # 6 heads on 2
             assert rate == pytest.approx(n_bytes / t / 1e6)
             at_ceiling = max(n_bytes / bandwidth, 4 * 6 * 32 * TOKENS / flops)
             assert share == pytest.approx(at_ceiling / (t / 1e3))
-        assert len(values(rows, "m1/in_cache_attention_ms", name)) == 10
+        inside = values(rows, "m1/in_cache_attention_ms", name)
+        at_ceiling = max(n_bytes / cached, 4 * 6 * 32 * TOKENS / flops)
+        shares = [at_ceiling / (t / 1e3) for t in inside]
+        assert values(rows, "m1/in_cache_ceiling_fraction", name) == pytest.approx(shares)
+        assert len(inside) == 10
     texts = {r["metric"]: r.get("text") for r in rows if r["metric"].startswith("env/")}
     assert texts["env/OMP_NUM_THREADS"] == "1"
     assert values(rows, "env/blas_threads") == [1.0]
@@ -170,6 +177,13 @@ def test_the_rotation_holds_four_caches(snapshot, monkeypatch):
         region = store.row_bytes * TOKENS
     (held,) = values(rows, "m1/rotation_bytes", BUILT[0])
     assert held >= 160_000 and held % region == 0
+    # 12 arms on a machine with a megabyte left: an arm has a half of a twelfth of it.
+    monkeypatch.setattr(attention.machine, "available_memory_bytes", lambda: 960_000)
+    room = attention.room_bytes({**spec, "candidates": ["K1"] * 12})
+    assert room == 40_000
+    # FP16: 160,000 bytes are 160 regions of 1,000, and 40,000 hold 20 that take 2,000 each.
+    layers, count = attention.rotation(spec, 1000, 2000, room)
+    assert layers * count == 20
     assert held <= 160_000 + 2 * region
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtrial import build, events, models, protocol
+from kvtrial import build, events, machine, models, protocol
 from kvtrial.candidates import candidates
-from kvtrial.contract import Capability
+from kvtrial.contract import Capability, Profile
 from kvtrial.journal import Journal
 from kvtrial.measure import block, child, clock, exclusive, greedy
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
@@ -87,6 +87,7 @@ def run(tmp_path_factory, _own_lock):
     (run_dir / "protocol.json").write_text(json.dumps(registered))
     manifest = {
         "profile": "default",
+        "usable_cpus": machine.usable_cpus(),
         "build": build.facts(),
         "model": {"name": "tiny-llama", "sha256": models.sha256(gguf)},
     }
@@ -255,11 +256,36 @@ def test_m2_measures_every_arm_in_every_block(run, arguments, model):
     assert first == second[::-1] and sorted(first) == sorted(ARMS)
     hashes = rows.query("metric == 'output_sha256' and context == 48")
     assert (hashes.groupby("candidate")["text"].nunique() == 1).all()
+    errors = rows.query("metric == 'm2/output_error' and trial == 0")
+    assert sorted(zip(errors["context"], errors["candidate"])) == sorted(
+        itertools.product((32, 48), ARMS)
+    )
+    assert set(errors["block"]) == {0} and (errors["value"] <= 1).all()
     agreed = rows.query("metric == 'm2/agreed_steps' and context == 32 and candidate == @BASELINE")
     assert agreed["index"].tolist() == [0, 1]  # sessions
     assert set(agreed["value"]) == {7.0}  # every step, the warm-up's too
     seconds = rows.set_index("metric")["value"]
     assert seconds["attempt/estimated_s"] > 0 and seconds["attempt/taken_s"] > 0
+
+
+def test_a_store_that_drops_old_rows_while_it_decodes_is_caught(run, model):
+    """Its tokens may differ at a tie only, and those after a tie are compared with nobody's."""
+    snapshot = Snapshot.open(
+        run.parent / json.loads((run / "workload.json").read_text())["snapshots"]["48"][0]
+    )
+    tokens = snapshot.tokens + 1
+    with opened("K1", shape_of(model), tokens=tokens, page_tokens=16) as (_, (session,)):
+        fill(session, snapshot)
+        for layer in range(session.store.spec.layers):
+            session.append(layer, np.array([48]), snapshot.k[layer, :1], snapshot.v[layer, :1])
+        honest = block._checked([session], [snapshot], Profile.FP32, 5, {"candidate": "K1"})
+        assert honest["value"] <= 1 and honest["candidate"] == "K1"
+        again = block._checked([session], [snapshot], Profile.FP32, 5, {})
+        assert again["index"] == honest["index"]
+    with opened("K1", shape_of(model), tokens=tokens, page_tokens=16) as (_, (session,)):
+        dropping = Snapshot(snapshot.k * (np.arange(48) >= 16)[None, :, None, None], snapshot.v, 0)
+        fill(session, dropping)
+        assert block._checked([session], [snapshot], Profile.FP32, 5, {})["value"] > 100
 
 
 def test_bytes_are_counted_from_lengths(run, model):
@@ -448,4 +474,7 @@ def test_direct_write_is_taken_and_changes_no_byte(run, arguments, model):
     assert saved["K1"] == per_token and saved["K2"] == 0
     steps = rows.query("metric == 'direct/step_ms' and candidate == 'K1'")
     assert (steps.groupby(["block", "text"]).size() == 6).all()
+    # Probed before and after each arm and twice at the ends, as the gates want it.
+    probes = rows.query("metric == 'probe/read_gb_per_s'").groupby(["block", "trial"]).size()
+    assert (probes == 2 * len(ARMS) + 2).all()
     assert set(steps["text"]) == {"append", "direct"}

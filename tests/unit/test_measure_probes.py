@@ -59,7 +59,8 @@ def small_cache(monkeypatch):
 
 
 def test_the_probes_take_turns(monkeypatch, small_cache):
-    """Two passes of the spin and the multiply-adds, four reads: each spread over the reading."""
+    """Two passes of the spin and the multiply-adds, four reads: each spread over the reading. With each
+    of two from the cache goes one that brings it there."""
     order = []
     for name in ("spin", "read", "fma"):
         stand_in = functools.partial(lambda name, *args: order.append(name), name)
@@ -67,7 +68,8 @@ def test_the_probes_take_turns(monkeypatch, small_cache):
         monkeypatch.setattr(probes, name, stand_in)
     monkeypatch.setattr(clock, "now_ns", Clock(1_000_000))
     probes.Probes(read_passes=4, passes=2).measure()
-    assert order == ["spin", "read", "fma", "read", "spin", "read", "fma", "read"]
+    cached = ["read", "read"]
+    assert order == ["spin", "read", *cached, "fma", "read", "spin", "read", *cached, "fma", "read"]
 
 
 def test_rates_are_work_over_time(monkeypatch, small_cache):
@@ -78,6 +80,7 @@ def test_rates_are_work_over_time(monkeypatch, small_cache):
         probe.close()
         assert reading.spin_ms == 1.0
         assert reading.read_gb_per_s == pytest.approx(2**20 / 1e-3 / 1e9)
+        assert reading.cached_read_gb_per_s == pytest.approx(2**16 / 1e-3 / 1e9)
         flops = threads * probes.FMA_ROUNDS * _probes.FMA_FLOPS
         assert reading.fma_gflop_per_s == pytest.approx(flops / 1e-3 / 1e9)
 
@@ -86,14 +89,17 @@ def test_a_reading_is_the_best_of_so_many_passes(monkeypatch, small_cache):
     taken = []
 
     def passes(self, function, work):
-        taken.append(function.__name__)
-        return 9_000_000 - 1_000_000 * taken.count(function.__name__)
+        kind = function.__name__ + " cached" * (work[0][0] is probe._cached[0])
+        taken.append(kind)
+        return 9_000_000 - 1_000_000 * taken.count(kind)
 
     monkeypatch.setattr(probes.Probes, "_time_ns", passes)
-    reading = probes.Probes(llc_multiple=2, read_passes=3, passes=2).measure()
-    assert [taken.count(name) for name in ("spin", "read", "fma")] == [2, 3, 2]
+    probe = probes.Probes(llc_multiple=2, read_passes=3, passes=2)
+    reading = probe.measure()
+    assert [taken.count(name) for name in ("spin", "read", "read cached", "fma")] == [2, 3, 4, 2]
     assert reading.spin_ms == 7.0
     assert reading.read_gb_per_s == pytest.approx(2**19 / 6e-3 / 1e9)
+    assert reading.cached_read_gb_per_s == pytest.approx(2**16 / 5e-3 / 1e9)
 
 
 def test_probing_without_a_protocol_is_as_registered():
@@ -127,10 +133,22 @@ def used(monkeypatch, cpus, **seconds):
 )
 def test_stolen_time_is_a_share_of_what_the_threads_were_to_have(monkeypatch, cpus, threads, share):
     """2 s of 8 are missed as much on a machine with many CPUs as on one with few."""
+    own = iter([1.0, 7.0])
+    monkeypatch.setattr(probes, "_own_cpu_s", lambda: next(own))
     used(monkeypatch, cpus, steal=2.0, user=6.0, idle=8.0 * (cpus - 1))
     meter = probes.CpuMeter(threads)
     monkeypatch.setattr(clock, "now_ns", lambda: 8_000_000_000)
     assert meter.stolen_fraction() == pytest.approx(share)
+
+
+def test_what_is_stolen_from_others_is_not_stolen_from_this_process(monkeypatch):
+    """32 other processes lose 1% each: this one lost 1%, too."""
+    own = iter([0.0, 9.9])
+    monkeypatch.setattr(probes, "_own_cpu_s", lambda: next(own))
+    used(monkeypatch, 64, steal=33 * 0.1, user=33 * 9.9, idle=310.0)
+    meter = probes.CpuMeter(1)
+    monkeypatch.setattr(clock, "now_ns", lambda: 10_000_000_000)
+    assert meter.stolen_fraction() == pytest.approx(0.01)
 
 
 def test_a_system_that_does_not_count_steal_says_so(monkeypatch):

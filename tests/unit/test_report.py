@@ -20,6 +20,10 @@ def run_dir(tmp_path: Path) -> Path:
     events = trial(
         flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=11.0), missing={"K0": "pool"}
     )
+    seconds = [row("m2", "attempt/estimated_s", value=1200.0)]
+    at = {"context": 4096}
+    seconds += [row("m2", "block/taken_s", block=b, value=500.0 + b, **at) for b in range(3)]
+    events = with_rows(events, seconds)
     (tmp_path / "verdict.json").write_text(decide(events, REGISTERED).to_json())
     (tmp_path / "protocol.json").write_text(json.dumps(REGISTERED))
     (tmp_path / "manifest.json").write_text(json.dumps({"machine_class": "<here & now>"}))
@@ -48,6 +52,7 @@ def test_the_page_fetches_nothing_and_says_the_verdict(run_dir: Path) -> None:
     assert outside.fetched == []
     assert "ADOPT: K3" in page
     assert "&lt;here &amp; now&gt;" in page  # what a machine calls itself is escaped
+    assert "m2 1,503 (1,200)" in page  # seconds taken, and estimated
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import yaml
 
 from kvtrial import cli, events, machine
 from kvtrial.conformance import TESTS
-from kvtrial.stages import adopt, conformance
+from kvtrial.measure import exclusive
+from kvtrial.stages import adopt, conformance, manifest
+from kvtrial.stages.common import StageError
 from kvtrial.stages.progress import Progress
 from kvtrial.stages.verdict import write_verdict
 
@@ -31,6 +33,20 @@ def finished_run(results: Path, step_ms: dict) -> Path:
         events.write(rows, run_dir / "events" / f"{stage}.parquet")
     (run_dir / "protocol.json").write_text(json.dumps(trial_events.REGISTERED), encoding="utf-8")
     return run_dir
+
+
+def test_what_a_run_was_begun_with_stays(tmp_path, monkeypatch):
+    """Snakemake removes a manifest before it has it made again; the run is the same one."""
+    gguf = tmp_path / "m.gguf"
+    gguf.write_bytes(b"one")
+    monkeypatch.setattr(manifest.machine, "usable_cpus", lambda: 8)
+    first = manifest.begin(tmp_path / "run", gguf)
+    monkeypatch.setattr(manifest.machine, "usable_cpus", lambda: 4)
+    assert manifest.begin(tmp_path / "run", gguf) == first
+    assert first["usable_cpus"] == 8
+    gguf.write_bytes(b"another")
+    with pytest.raises(StageError, match="is a run of 7692c3ad3540"):  # sha256sum of "one"
+        manifest.begin(tmp_path / "run", gguf)
 
 
 def test_the_verdict_is_derived_again_byte_for_byte(tmp_path, monkeypatch, capsys):
@@ -155,7 +171,10 @@ def test_what_another_pipeline_removes_meanwhile_is_there_at_the_end(tmp_path, m
     monkeypatch.setattr(conformance.protocol, "load", lambda path: registered)
     folder = tmp_path / "conformance"
 
+    monkeypatch.setenv("KVTRIAL_LOCK", str(tmp_path / "lock"))
+
     def suite(name, out, page_tokens, *, on_outcome):
+        assert exclusive.held()  # nothing of another pipeline is timed beside it
         document = {"candidate": name, "passed": True, "failed": [], "crash": "", "outcomes": {}}
         conformance.isolated.write(out, document)
         (folder / "A2.json").unlink(missing_ok=True)

@@ -92,6 +92,18 @@ def test_drift_is_the_slope_test_of_a_regression(n: int) -> None:
     assert stats.drift_p(blocks, blocks) == pytest.approx(0.0, abs=1e-6)
 
 
+def test_lag1_by_hand() -> None:
+    # From the mean 2: -1, 1, -1, 1; three products of -1 over a sum of four squares.
+    assert stats.lag1([1.0, 3.0, 1.0, 3.0]) == pytest.approx(-3 / 4)
+    assert stats.lag1([1.0, 1.0, 3.0, 3.0]) == pytest.approx(1 / 4)
+    assert stats.lag1([0.1] * 6) is None and stats.lag1([0.1, 0.2]) is None
+    draw = np.random.default_rng(1).standard_normal((2000, 12))
+    for row in range(2000):  # an autocorrelation of 0.6, of which so few blocks show less
+        for i in range(1, 12):
+            draw[row, i] = 0.6 * draw[row, i - 1] + 0.8 * draw[row, i]
+    assert 0.25 < np.mean([stats.lag1(row) for row in draw]) < 0.5
+
+
 def test_bounds_over_many_tables_are_those_of_each() -> None:
     logs = np.random.default_rng(8).normal(0, 0.03, (5, 4, 6))
     logs[2, 1] = 0.07  # constant

@@ -13,6 +13,8 @@ rule conformance:
     conda:
         "../../environment.yml"
     threads: workflow.cores
+    resources:
+        machine=1,
     params:
         run_dir=RUN.dir,
     message:

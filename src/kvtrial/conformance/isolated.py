@@ -18,7 +18,7 @@ from typing import IO, Any
 from kvtrial import build
 from kvtrial.conformance.suite import Outcome, Status
 from kvtrial.contract import PAGE_TOKENS, Candidate
-from kvtrial.measure import allocations
+from kvtrial.measure import allocations, exclusive
 
 #: What `kvtrial.conformance.__main__` says of a test.
 _OUTCOME = re.compile(r"(?:passed|failed|gap) +P=(?P<page_tokens>\d+) (?P<test>\w+)")
@@ -126,6 +126,7 @@ def _run(
         process = subprocess.Popen(
             command,
             env=environment,
+            pass_fds=exclusive.held(),  # the machine stays held until the suite ends, whoever started it
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

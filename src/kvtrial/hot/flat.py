@@ -32,6 +32,7 @@ K0 = Candidate(
         {Capability.OWNER, Capability.ROLLBACK, Capability.RESERVE_SLOT, Capability.PARTIALS}
     ),
     open=partial(_open, grouped=False),
+    reads_per_query_head=True,
 )
 
 A1 = replace(
@@ -40,4 +41,5 @@ A1 = replace(
     title="Flat, scalar, group-aware",
     role="ablation",
     open=partial(_open, grouped=True),
+    reads_per_query_head=False,
 )

@@ -18,15 +18,19 @@ m2/rollback_us                dropping that token again, microseconds
 m2/branch_us                  beginning a branch and closing it, microseconds
 m2/agreed_steps               steps until the first token that is not the baseline's; index: session
 m2/margin_at_difference       the baseline's two largest logits apart there; index: session
+m2/output_error               attention after the last step, off the oracle, in bounds; index: layer
 m2/allocations                allocation calls inside one step's store calls; index: step (untimed)
 m1/attention_ms               one attention region, ms; index: iteration
 m1/in_cache_attention_ms      the same on one region again and again, ms
+m1/in_cache_ceiling_fraction  its share of the nearer ceiling, with the read from the cache
 m1/unique_gb_per_s            bytes of K and V of the region over its time, each counted once
+m1/loaded_gb_per_s            the same, each counted as often as query heads ask for it
 m1/ceiling_fraction           time at the nearer of the machine's two ceilings over the time taken
 m1/output_error               a timed output's distance from the oracle, in units of its bound
 m1/rotation_bytes             bytes of KV that the iterations rotate through
 probe/spin_ms                 fixed integer work, ms; index of all probes: 0 before the arm, 1 after
 probe/read_gb_per_s           streaming read over all threads
+probe/cached_read_gb_per_s    the same from a quarter of the last-level cache
 probe/fma_gflop_per_s         FP32 multiply-adds over all threads
 probe/stolen_fraction         CPU time that went to other machines over that of the arm's threads
 probe/cpus_short              CPUs that the arm's threads wanted and other processes had

@@ -42,7 +42,7 @@ from kvtrial.contract import F32, Profile
 from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
-from kvtrial.measure.stores import Snapshot, fill, opened
+from kvtrial.measure.stores import Snapshot, budget_bytes, fill, opened
 from kvtrial.measure.surroundings import Bracket
 from kvtrial.shapes import operations_a_row
 
@@ -92,10 +92,11 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         arms: dict[str, Arm] = {}
+        room = room_bytes(spec)
         for name in spec["candidates"]:
             note(name)
             try:
-                arms[name] = _open_arm(stack, name, snapshot, spec)
+                arms[name] = _open_arm(stack, name, snapshot, spec, room)
             except Exception as error:
                 rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
         if not arms:
@@ -107,7 +108,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
         rows += _checked(arms, queries, snapshot)
         for arm in arms.values():
             note(arm.name)
-            rows += _in_cache(arm, queries, spec)
+            rows += _in_cache(arm, queries, snapshot.tokens, bracket)
     return rows
 
 
@@ -118,20 +119,32 @@ def queries_of(spec: Spec) -> F32:
     return draw.standard_normal((16, shape["q_heads"], shape["head_dim"]), np.float32)
 
 
-def rotation(spec: Spec, region_bytes: int) -> tuple[int, int]:
-    """Layers of a session and sessions whose regions together fill the rotation."""
+def room_bytes(spec: Spec) -> float:
+    """Memory that an arm's pool may take: all arms together half of what is free."""
+    return machine.available_memory_bytes() / 2 / len(spec["candidates"])
+
+
+def rotation(spec: Spec, region_bytes: int, pool_bytes: int, room: float) -> tuple[int, int]:
+    """Layers of a session and sessions whose regions together fill the rotation, as far as there is room.
+
+    A region holds ``region_bytes`` and takes ``pool_bytes`` of the pool, which is budgeted at FP32.
+    """
     wanted = spec["rotation_llc_multiple"] * machine.last_level_cache_bytes(spec["threads"])
-    regions = max(1, math.ceil(wanted / region_bytes))
+    regions = max(1, math.ceil(min(wanted / region_bytes, room / pool_bytes)))
     layers = max(min(spec["shape"]["layers"], regions), math.ceil(regions / MOST_SESSIONS))
     return layers, math.ceil(regions / layers)
 
 
-def _open_arm(stack: contextlib.ExitStack, name: str, snapshot: Snapshot, spec: Spec) -> Arm:
+def _open_arm(
+    stack: contextlib.ExitStack, name: str, snapshot: Snapshot, spec: Spec, room: float
+) -> Arm:
     """Open a store that holds the rotation and fill it from the snapshot."""
     shape, page_tokens = spec["shape"], spec["page_tokens"]
     one_page = {**shape, "layers": 1}
     with opened(name, one_page, tokens=page_tokens, page_tokens=page_tokens) as (store, _):
-        layers, count = rotation(spec, store.row_bytes * snapshot.tokens)
+        region_bytes = store.row_bytes * snapshot.tokens
+    pool_bytes = budget_bytes(one_page, snapshot.tokens, 1, page_tokens)
+    layers, count = rotation(spec, region_bytes, pool_bytes, room)
     store, sessions = stack.enter_context(
         opened(
             name,
@@ -212,23 +225,32 @@ def interleave(
 
 def _rates(rows: list[Row], arms: dict[str, Arm], tokens: int, bracket: Bracket) -> list[Row]:
     """Each iteration's bytes a second, and how near it came to the lower ceiling."""
-    bandwidth = bracket.best("probe/read_gb_per_s") * 1e9
-    arithmetic = bracket.best("probe/fma_gflop_per_s") * 1e9
     found: list[Row] = []
     for row in rows:
         if row["metric"] != "m1/attention_ms" or row["candidate"] not in arms:
             continue
-        store = arms[row["candidate"]].store
-        seconds = row["value"] / 1e3
-        n_bytes = store.row_bytes * tokens
-        operations = operations_a_row(store.spec.q_heads, store.spec.head_dim) * tokens
-        ceiling = max(n_bytes / bandwidth, operations / arithmetic)
-        found.append({**row, "metric": "m1/unique_gb_per_s", "value": n_bytes / seconds / 1e9})
-        found.append({**row, "metric": "m1/ceiling_fraction", "value": ceiling / seconds})
+        arm = arms[row["candidate"]]
+        spec = arm.store.spec
+        rate = arm.store.row_bytes * tokens / (row["value"] * 1e6)
+        again = candidates.get(arm.name).reads_per_query_head
+        loaded = rate * (spec.q_heads / spec.kv_heads if again else 1)
+        fraction = _least_ms(arm, tokens, bracket, "probe/read_gb_per_s") / row["value"]
+        found.append({**row, "metric": "m1/unique_gb_per_s", "value": rate})
+        found.append({**row, "metric": "m1/loaded_gb_per_s", "value": loaded})
+        found.append({**row, "metric": "m1/ceiling_fraction", "value": fraction})
     for name, arm in arms.items():
         held = float(len(arm.regions) * arm.store.row_bytes * tokens)
         found.append({"candidate": name, "metric": "m1/rotation_bytes", "value": held})
     return found
+
+
+def _least_ms(arm: Arm, tokens: int, bracket: Bracket, reading: str) -> float:
+    """Milliseconds of a region at the lower ceiling: its bytes at that reading, or its operations."""
+    spec = arm.store.spec
+    n_bytes = arm.store.row_bytes * tokens
+    operations = operations_a_row(spec.q_heads, spec.head_dim) * tokens
+    gb_per_s, gflop_per_s = bracket.best(reading), bracket.best("probe/fma_gflop_per_s")
+    return max(n_bytes / gb_per_s, operations / gflop_per_s) / 1e6
 
 
 def _checked(arms: dict[str, Arm], queries: F32, snapshot: Snapshot) -> list[Row]:
@@ -261,7 +283,7 @@ def _checked(arms: dict[str, Arm], queries: F32, snapshot: Snapshot) -> list[Row
     return rows
 
 
-def _in_cache(arm: Arm, queries: F32, spec: Spec) -> list[Row]:
+def _in_cache(arm: Arm, queries: F32, tokens: int, bracket: Bracket) -> list[Row]:
     """One region again and again: what the kernel does when memory is out of the way."""
     out = np.empty_like(queries[0])
     scale = 1.0 / math.sqrt(queries.shape[-1])
@@ -270,10 +292,13 @@ def _in_cache(arm: Arm, queries: F32, spec: Spec) -> list[Row]:
         fastest = min(attend_ns(alone, queries, out, scale, 1) for _ in range(3))
         calls = math.ceil(SHORTEST_ITERATION_NS / fastest)
         times = [attend_ns(alone, queries, out, scale, calls) / calls for _ in range(10)]
-    return [
-        {"candidate": arm.name, "metric": "m1/in_cache_attention_ms", "index": i, "value": t / 1e6}
-        for i, t in enumerate(times)
-    ]
+    least = _least_ms(arm, tokens, bracket, "probe/cached_read_gb_per_s")
+    rows: list[Row] = []
+    for index, spent in enumerate(times):
+        at = {"candidate": arm.name, "index": index}
+        rows.append({**at, "metric": "m1/in_cache_attention_ms", "value": spent / 1e6})
+        rows.append({**at, "metric": "m1/in_cache_ceiling_fraction", "value": least * 1e6 / spent})
+    return rows
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ warmup_steps    decoded and dropped before the counted ones
 decode_steps    counted greedy steps
 seed            of the order in which a pool hands out its pages
 probes          passes of the probes, as registered; null where the machine is not probed; optional
+check           whether attention is held against the oracle after the last step; optional
 ==============  ====================================================================================
 
 A candidate that raises costs its own rows only. Tokens are compared when all arms are done: timing
@@ -23,15 +24,16 @@ counts only for an arm that gave the baseline's, up to a tie.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kvtrial import models
+from kvtrial import models, reference
 from kvtrial.candidates import get
-from kvtrial.contract import Capability, KVSession, KVStore
+from kvtrial.contract import Capability, KVSession, KVStore, Profile
 from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
@@ -102,6 +104,8 @@ def run_arm(
             decoded = _decode(decoder, sessions, first, steps)
         rows = bracket.rows + decoded.rows(spec["warmup_steps"], columns)
         rows += _bytes(store, sessions, spec["decode_steps"], columns)
+        if spec.get("check"):
+            rows.append(_checked(sessions, snapshots, get(name).profile, spec["seed"], columns))
         rows += _costs(sessions[0], snapshots[0], get(name).capabilities, columns)
         return rows, decoded
 
@@ -180,6 +184,36 @@ def _bytes(
         },
         {**columns, "metric": "m2/resident_bytes", "value": float(store.resident_bytes)},
     ]
+
+
+def _checked(
+    sessions: list[KVSession],
+    snapshots: list[Snapshot],
+    profile: Profile,
+    seed: int,
+    columns: dict[str, Any],
+) -> Row:
+    """Attention of one layer of one session beside the oracle over what it was filled with and the
+    appended rows as it gives them back.
+
+    Tokens show what a store gave up to the first tie; this shows that no old row was lost on the way.
+    Layer, session and query are drawn anew for each cell.
+    """
+    draw = np.random.default_rng([seed, len(sessions), snapshots[0].tokens])
+    chosen = int(draw.integers(len(sessions)))
+    session, snapshot = sessions[chosen], snapshots[chosen]
+    spec = session.store.spec
+    layer = int(draw.integers(spec.layers))
+    q = draw.standard_normal((spec.q_heads, spec.head_dim), np.float32)
+    appended = session.read(layer, np.arange(snapshot.tokens, session.length(layer)))
+    filled = snapshot.k[layer], snapshot.v[layer]
+    k, v = (np.concatenate(rows) for rows in zip(filled, appended))
+    scale, out = 1.0 / math.sqrt(spec.head_dim), np.empty_like(q)
+    session.attend(layer, q, out, scale)
+    error = np.abs(out - reference.attention(q, k, v, scale))
+    bound = reference.tolerance(profile, q, k, v, scale)
+    error_in_bounds = float((error / bound).max())
+    return {**columns, "metric": "m2/output_error", "index": layer, "value": error_in_bounds}
 
 
 def _costs(

@@ -24,7 +24,7 @@ from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
-from kvtrial.measure.surroundings import Bracket
+from kvtrial.measure.surroundings import Bracket, reading_rows
 
 
 class Watched:
@@ -56,7 +56,8 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     model = models.load_model(spec["gguf"])
     snapshot = Snapshot.open(spec["snapshots"][0])
     probe = Probes(spec["threads"], **spec.get("probes", {}))
-    rows: list[Row] = []
+    # Twice at the block's ends, as between two arms: see `gates.readings`.
+    rows = reading_rows(probe, 0, place=0)
     for place, name in enumerate(spec["candidates"]):
         note(name)
         columns = {"candidate": name, "place": place}
@@ -66,7 +67,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
             rows += bracket.rows + found
         except Exception as error:
             rows.append({**columns, "metric": "failed", "text": failed_row(error)})
-    return rows
+    return rows + reading_rows(probe, 1, place=len(spec["candidates"]) - 1)
 
 
 def _both_ways(

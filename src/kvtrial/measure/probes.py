@@ -40,12 +40,15 @@ class Reading:
         A fixed chain of dependent integer multiplications, one thread: it moves with the clock.
     read_gb_per_s : float
         Streaming read over all threads, 1e9 bytes a second.
+    cached_read_gb_per_s : float
+        The same from the last-level cache: a quarter of it, read just before.
     fma_gflop_per_s : float
         FP32 multiply-adds over all threads, 1e9 operations a second (two a multiply-add).
     """
 
     spin_ms: float
     read_gb_per_s: float
+    cached_read_gb_per_s: float
     fma_gflop_per_s: float
 
 
@@ -60,8 +63,7 @@ class Probes:
         The buffer that is read is this many times the last-level caches of the threads, at most a
         quarter of the memory that is available.
     read_passes, passes : int
-        Passes of a reading, the best of which counts: over the buffer, and of the spin and the
-        multiply-adds.
+        Passes of a reading, the best of which counts: over the buffer, and of the others.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class Probes:
         # Written once: pages that nobody wrote to would all be the one zero page.
         self._buffer = np.arange(per_thread * threads, dtype=np.uint64)
         self._chunks = np.split(self._buffer, threads)
+        cached = machine.last_level_cache_bytes(threads) // (4 * 8 * _WORDS * threads) * _WORDS
+        self._cached = [chunk[: max(cached, _WORDS)] for chunk in self._chunks]
         self._read_passes, self._passes = read_passes, passes
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
@@ -92,22 +96,27 @@ class Probes:
         The probes take turns, each spread over the whole of that time: whoever takes the core for
         a tenth of a second then spoils some passes of each, not all of one.
         """
-        probes = (
-            (spin, [(7, SPIN_LINKS)], self._passes),
-            (read, [(chunk,) for chunk in self._chunks], self._read_passes),
-            (fma, [(0.5, 1.0, FMA_ROUNDS)] * self.threads, self._passes),
-        )
+        whole, cached = ([(c,) for c in chunks] for chunks in (self._chunks, self._cached))
+        probes = {
+            "spin": (spin, [(7, SPIN_LINKS)], self._passes),
+            "read": (read, whole, self._read_passes),
+            "cached read": (read, cached, self._passes),
+            "fma": (fma, [(0.5, 1.0, FMA_ROUNDS)] * self.threads, self._passes),
+        }
         turns = max(self._passes, self._read_passes)
-        taken: dict[Callable[..., Any], list[int]] = {probe: [] for probe, _, _ in probes}
+        taken: dict[str, list[int]] = {name: [] for name in probes}
         for turn in range(turns):
-            for probe, work, passes in probes:
+            for name, (probe, work, passes) in probes.items():
                 if passes * turn // turns > passes * (turn - 1) // turns:
-                    taken[probe].append(self._time_ns(probe, work))
-        spin_ns, read_ns, fma_ns = map(min, taken.values())
+                    if name == "cached read":  # what the whole read threw out of the cache
+                        self._time_ns(probe, work)
+                    taken[name].append(self._time_ns(probe, work))
+        best = {name: min(spent) for name, spent in taken.items()}
         return Reading(
-            spin_ms=spin_ns / 1e6,
-            read_gb_per_s=self._buffer.nbytes / read_ns,
-            fma_gflop_per_s=self.threads * FMA_ROUNDS * FMA_FLOPS / fma_ns,
+            spin_ms=best["spin"] / 1e6,
+            read_gb_per_s=self._buffer.nbytes / best["read"],
+            cached_read_gb_per_s=sum(c.nbytes for c in self._cached) / best["cached read"],
+            fma_gflop_per_s=self.threads * FMA_ROUNDS * FMA_FLOPS / best["fma"],
         )
 
     def _time_ns(self, function: Callable[..., Any], work: list[tuple[Any, ...]]) -> int:
@@ -125,7 +134,7 @@ class Probes:
         """Give threads and buffer back."""
         if self._pool is not None:
             self._pool.shutdown()
-        self._chunks = []
+        self._chunks, self._cached = [], []
         self._buffer = np.empty(0, np.uint64)
 
 
@@ -141,27 +150,30 @@ class CpuMeter:
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
         self._cpus, self._start = machine.cpu_times()
-        self._own = _own_cpu_s()
+        self._own_start = _own_cpu_s()
         self._clock = clock.now_ns()
         self._throttled = machine.throttle_events()
 
     def stolen_fraction(self) -> float | None:
         """Time that the hypervisor gave to others, over the time that the threads were to run.
 
-        Only who wants a CPU is stolen from, so that what idle CPUs there are beside makes it no
-        smaller. None where the system doesn't say (macOS).
+        Only who wants a CPU is stolen from, so that idle CPUs beside make it no smaller; where other
+        processes are at work too, this one's share is as that of the CPU time. None where the system
+        doesn't say (macOS).
         """
-        stolen = self._spent().get("steal")
-        return None if stolen is None else stolen / (self._threads * self._seconds())
+        spent = self._spent()
+        if "steal" not in spent:
+            return None
+        busy = _busy(spent)
+        share = min(1.0, self._own() / busy) if busy > 0 else 1.0
+        return share * spent["steal"] / (self._threads * self._seconds())
 
     def cpus_short(self) -> float:
         """CPUs that this process's threads wanted and other processes had, on average.
 
         Others may use the CPUs that it leaves idle: those that it may use beyond ``threads``.
         """
-        idle = ("idle", "iowait", "steal")
-        busy = sum(v for name, v in self._spent().items() if name not in idle)
-        others = max(0.0, busy - (_own_cpu_s() - self._own)) / self._seconds()
+        others = max(0.0, _busy(self._spent()) - self._own()) / self._seconds()
         return max(0.0, others + self._threads - self._cpus)
 
     def throttled(self) -> int | None:
@@ -175,8 +187,16 @@ class CpuMeter:
         _, now = machine.cpu_times()
         return {kind: seconds - self._start[kind] for kind, seconds in now.items()}
 
+    def _own(self) -> float:
+        return _own_cpu_s() - self._own_start
+
     def _seconds(self) -> float:
         return max(clock.now_ns() - self._clock, 1) / 1e9
+
+
+def _busy(spent: dict[str, float]) -> float:
+    """Seconds of CPU time that somebody had."""
+    return sum(s for kind, s in spent.items() if kind not in ("idle", "iowait", "steal"))
 
 
 def _own_cpu_s() -> float:

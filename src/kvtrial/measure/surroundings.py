@@ -55,6 +55,7 @@ def reading_rows(probe: Probes, index: int, **columns: Any) -> list[Row]:
     found = {
         "probe/spin_ms": reading.spin_ms,
         "probe/read_gb_per_s": reading.read_gb_per_s,
+        "probe/cached_read_gb_per_s": reading.cached_read_gb_per_s,
         "probe/fma_gflop_per_s": reading.fma_gflop_per_s,
         "probe/load": probes.load(),
     }

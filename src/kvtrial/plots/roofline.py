@@ -20,7 +20,7 @@ CAPTION = (
     "not the model's. Arms of one intensity stand side by side. Bands: what "
     "streaming reads and multiply-adds alone reached, from the lowest to the highest probe of the "
     "same blocks. Percent: the largest median share of the nearer ceiling among those dots. Inputs "
-    "rotate through at least four times the last-level cache."
+    "rotate through as many last-level caches as the protocol says, where they fit into memory."
 )
 
 _CEILINGS = (

@@ -19,6 +19,7 @@ from typing import Any
 
 from kvtrial import build, candidates, events, protocol
 from kvtrial.conformance import TESTS, isolated
+from kvtrial.measure.exclusive import exclusive
 from kvtrial.stages.common import exit_tracked
 from kvtrial.stages.progress import Progress
 
@@ -103,8 +104,10 @@ def main(argv: list[str] | None = None) -> int:
     entrants = protocol.entrants(registered)
     built = [name for name in entrants if candidates.get(name).not_built is None]
     rows = [events.event("attempt/complete", value=1.0)]
-    # Threads only wait for processes here. Nothing is timed, so candidates may run side by side.
+    # Threads only wait for processes here. Nothing is timed, so candidates may run side by side, but not
+    # beside what another pipeline times.
     with (
+        exclusive(f"conformance of {args.run_dir.name}"),
         Progress("conformance", units(built, page_tokens)) as progress,
         ThreadPoolExecutor(args.jobs) as pool,
     ):

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         cell = {"context": rules["context"], "sessions": 1, "threads": 1}
         seed = stage.protocol["decision"]["bootstrap_seed"]
         planned = blocks(cell, rules["blocks"], names, seed)
-        estimated = stage.estimated(attempt, planned, gated=False)
+        estimated = stage.estimated(attempt, planned, gated=True)
         with Progress("direct_write", estimated, in_seconds=True) as progress:
             run_blocks(
                 stage,
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
                 planned,
                 lambda block: block_spec(stage, block),
                 progress,
-                gated=False,
+                gated=True,
             )
     return 0
 

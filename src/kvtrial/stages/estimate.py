@@ -127,7 +127,7 @@ def block_seconds(
             gates.cell_name({**cell, "shape": name}): regions(cell, name, names)
             for name in shapes
             for cell in cells
-            if cell["sessions"] == 1 and (name == own_name or cell["threads"] == 1)
+            if cell["sessions"] == 1
         },
         "m2": {gates.cell_name(cell): arms(cell, names) for cell in cells},
         "aa": {
@@ -218,7 +218,8 @@ def stage_seconds(
         * sum(m2_blocks(cell) * per_block["m2"][gates.cell_name(cell)] for cell in cells),
         "aa": again * protocol["aa"]["blocks"] * sum(per_block["aa"].values()),
         "control": again * sum(per_block["control"].values()),
-        "direct_write": protocol["direct_write"]["blocks"]
+        "direct_write": again
+        * protocol["direct_write"]["blocks"]
         * sum(per_block["direct_write"].values()),
         "cold_tier": cold["blocks"] * COLD_BLOCK_S + len(KINDS) * cold["crash_rounds"] * CRASH_S,
     }

@@ -43,7 +43,6 @@ def planned_blocks(stage: Stage, cells: list[Cell], names: list[str]) -> list[Bl
         block
         for name, count in counts.items()
         for cell in single
-        if name == own or cell["threads"] == 1
         for block in blocks({**cell, "shape": name}, count, names, seed)
     ]
 

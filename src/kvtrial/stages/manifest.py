@@ -1,7 +1,9 @@
 """Stage ``manifest``: what this run is of, written before anything is measured.
 
-``manifest.json`` is for people: machine, versions, flags and hashes. ``protocol.json`` is the protocol as
-it is run. ``events/run.parquet`` holds what the decision rule has to know about run and candidates.
+``manifest.json`` is for people: machine, versions, flags and hashes. ``begun.json`` holds what may not
+change while a run goes on; it is no output of the rule, since Snakemake removes those before it makes
+them anew. ``protocol.json`` is the protocol as it is run. ``events/run.parquet`` holds what the decision
+rule has to know about run and candidates.
 
 ``python -m kvtrial.stages.manifest --run-dir DIR --protocol FILE --model NAME
 --gguf FILE --profile default``
@@ -61,6 +63,23 @@ def describe(name: str, candidate: Candidate) -> dict[str, Any]:
     }
 
 
+def begin(run_dir: Path, gguf: Path) -> dict[str, Any]:
+    """What the run was begun with: the model's hash and the CPUs that could be used.
+
+    Raises
+    ------
+    StageError
+        The model's file is another one now.
+    """
+    path = run_dir / "begun.json"
+    if not path.is_file():
+        begun = {"model": {"sha256": models.sha256(gguf)}, "usable_cpus": machine.usable_cpus()}
+        write_text(path, json.dumps(begun, indent=2) + "\n")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    refuse_another_model(run_dir, found, gguf)
+    return found
+
+
 def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of stage ``run``: facts of the run, then of each candidate, all as text."""
     common = {
@@ -105,22 +124,19 @@ def main(argv: list[str] | None = None) -> int:
 
     registered = protocol.load(args.protocol)
     models.check_sha256(args.gguf, models.entry(args.model).get("sha256"))
-    earlier = args.run_dir / "manifest.json"
-    if earlier.is_file():
-        begun = json.loads(earlier.read_text(encoding="utf-8"))
-        refuse_another_model(args.run_dir, begun, args.gguf)
+    begun = begin(args.run_dir, args.gguf)
     manifest = {
         "run_id": args.run_dir.name,
         "profile": args.profile,
         "protocol_sha256": protocol.sha256(registered),
         "machine_class": machine.machine_class(),
-        "usable_cpus": machine.usable_cpus(),
+        "usable_cpus": begun["usable_cpus"],
         "build": build.facts(),
         "versions": versions(),
         "machine": machine.record(),
         "model": {
             "name": args.model,
-            "sha256": models.sha256(args.gguf),
+            "sha256": begun["model"]["sha256"],
             "bytes": args.gguf.stat().st_size,
             "shape": shapes.name_of(workload.shape_of_file(args.gguf)),
             "synthetic": models.is_synthetic(args.model),

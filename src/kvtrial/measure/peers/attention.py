@@ -18,7 +18,14 @@ import numpy as np
 
 from kvtrial import reference
 from kvtrial.contract import F32
-from kvtrial.measure.attention import Arm, Attends, interleave, queries_of, rotation
+from kvtrial.measure.attention import (
+    Arm,
+    Attends,
+    interleave,
+    queries_of,
+    room_bytes,
+    rotation,
+)
 from kvtrial.measure.child import Row, Spec, failed_row, main
 from kvtrial.measure.stores import Snapshot
 
@@ -155,18 +162,20 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     queries = queries_of(spec)
     rows: list[Row] = []
     arms: dict[str, Arm] = {}
+    room = room_bytes(spec)
     for name in spec["candidates"]:
         note(name)
         try:
-            arms[name] = _open_arm(name, snapshot, queries[0], spec)
+            arms[name] = _open_arm(name, snapshot, queries[0], spec, room)
         except Exception as error:
             rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
     return rows + interleave(arms, queries, spec, note)
 
 
-def _open_arm(name: str, snapshot: Snapshot, query: F32, spec: Spec) -> Arm:
+def _open_arm(name: str, snapshot: Snapshot, query: F32, spec: Spec, room: float) -> Arm:
     """As many sessions as fill the rotation, each with its own copy of the rows."""
-    layers, count = rotation(spec, 2 * snapshot.k[0].nbytes)
+    n_bytes = 2 * snapshot.k[0].nbytes
+    layers, count = rotation(spec, n_bytes, n_bytes, room)
     turns = np.arange(layers) % len(snapshot.k)
     k, v = snapshot.k[turns], snapshot.v[turns]
 
