@@ -3,11 +3,9 @@
 A measured process (`child`) answers with rows: dicts with ``metric``, ``candidate``, ``place``,
 ``index`` and ``value`` or ``text``. A stage adds the other columns of `kvtrial.events.COLUMNS`.
 
-============================
-========================================================================
+============================  ===========================================================================
 metric                        meaning
-============================
-========================================================================
+============================  ===========================================================================
 m2/step_ms                    one greedy step of all sessions, ms; index: step
 m2/attention_ms               the part of that step inside the attention region, ms; index: step
 m2/tokens                     tokens decoded in the counted steps, all sessions together
@@ -57,8 +55,7 @@ block/taken_s                 seconds that one run of a block took, process and 
 attempt/estimated_s           seconds that the stage was said to take when it began
 attempt/taken_s               seconds that it took, from the machine's lock to the last block
 attempt/complete              1: every unit of this attempt is there
-============================
-========================================================================
+============================  ===========================================================================
 
 What is counted: a step is the whole of `Decoder.step` and picking the token. Prefill, loading the
 snapshot and the warm-up steps are outside. n counted steps of s sessions are n * s tokens.

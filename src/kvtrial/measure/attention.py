@@ -15,11 +15,11 @@ rotation_llc_multiple   regions rotate through this many times the threads' last
 seed                    of the queries, the order of pages, and the iterations that are checked
 ======================  ============================================================================
 
-A region is one layer of one session. Each candidate holds as many as fill the rotation, so that by
-the time a region comes again the caches have forgotten it. The warm-up goes through all of them, as
-the first call on a region can take several times what the next ones do; its last iteration begins
-again, and says how many regions a counted one takes: as many as the fastest candidate needs for a
-millisecond, since fewer would time the clock.
+A region is one layer of one session. Each candidate holds as many as fill the rotation, as far as half
+of the free memory has room for all, so that by the time a region comes again the caches have forgotten
+it. The warm-up goes through all of them, as the first call on a region can take several times what the
+next ones do; its last iteration begins again, and says how many regions a counted one takes: as many as
+the fastest candidate needs for a millisecond, since fewer would time the clock.
 
 What an iteration gave is kept at a few iterations, drawn by the seed, and compared with the float64
 oracle when all times are taken: a kernel that skipped or remembered would be far outside its bound.

@@ -1,8 +1,8 @@
 """What the machine does right now, by fixed work: clock speed, read bandwidth, arithmetic, load.
 
-A block is judged by these alone (`kvtrial.gates`), and they are the ceilings that M1 is held
-against. Each reading is the best of several passes: a ceiling is what the machine can do, and the
-best pass is the one that the neighbours on a shared machine disturbed least.
+`kvtrial.gates` judges a block by these, and they are the ceilings that M1 is held against. Each
+reading is the best of several passes: a ceiling is what the machine can do, and the best pass is the
+one that the neighbours on a shared machine disturbed least.
 """
 
 from __future__ import annotations
