@@ -100,7 +100,7 @@ class Probes:
         a tenth of a second then spoils some passes of each, not all of one.
         """
         whole, cached = ([(c,) for c in chunks] for chunks in (self._chunks, self._cached))
-        probes = {
+        probes: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]], int]] = {
             "spin": (spin, [(7, SPIN_LINKS)], self._passes),
             "read": (read, whole, self._read_passes),
             "cached read": (read, cached, self._passes),
