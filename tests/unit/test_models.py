@@ -208,7 +208,7 @@ def test_the_parity_prompts_are_different_ascii_texts_with_steps_to_spare():
 def test_prompts_that_are_not_the_registered_ones_are_refused(tmp_path, monkeypatch):
     shutil.copy(paths.config_dir() / "prompts.yaml", tmp_path)
     registered = protocol.load(paths.config_dir() / "protocol.yaml")
-    gguf = models.path_of("tiny-llama")
+    gguf = models.fetch("tiny-llama", tmp_path / "tiny-llama.gguf")
     stage = Stage("fp16_parity", tmp_path, gguf, {}, "default", 1, registered)
     monkeypatch.setattr(fp16_parity.paths, "config_file", lambda name: tmp_path / name)
     assert len(fp16_parity.prompts(stage)) == 24
