@@ -15,6 +15,7 @@ from kvtrial.contract import KVStore
 from kvtrial.measure.attention import Arm, attend_ns
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import opened
+from kvtrial.shapes import operations_a_row
 
 SHAPES = {"9/3x64": (9, 3, 64), "14/2x64": (14, 2, 64)}
 TOKENS = 4096
@@ -57,7 +58,7 @@ def fractions(heads: tuple[int, int, int], names: list[str]) -> dict[str, float]
                 read = max(read, reading.read_gb_per_s)
                 arithmetic = max(arithmetic, reading.fma_gflop_per_s)
     probe.close()
-    operations = 4 * q_heads * head_dim * TOKENS
+    operations = operations_a_row(q_heads, head_dim) * TOKENS
     return {
         name: max(stores[name].row_bytes * TOKENS / read, operations / arithmetic) / spent
         for name, spent in best.items()

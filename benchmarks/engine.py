@@ -32,9 +32,7 @@ PREFILL_TOKENS = 512
 
 def decode(model: Any, gguf: Path, context: int, names: list[str]) -> dict[str, float]:
     """Of each arm: a step's time at the streaming read over the best step's time."""
-    probe = Probes(1)
-    best, row_bytes, read = _steps(model, context, names, probe)
-    probe.close()
+    best, row_bytes, read = _steps(model, context, names)
     fixed = weight_bytes(gguf)
     return {name: (fixed + row_bytes[name] * context) / read / best[name] for name in names}
 
@@ -46,18 +44,16 @@ def in_kernels(model: Any) -> float:
         "llama", "Q8_0", model.config.layers, q_heads=1, kv_heads=1, head_dim=32, ffn=32, vocab=320,
         context=1024, rope_base=1e4, seed=1,
     )  # fmt: skip
-    probe = Probes(1)
     with tempfile.TemporaryDirectory() as folder:
         write_synthetic(Path(folder) / "hollow.gguf", "hollow", shape)
         hollow = models.load_model(Path(folder) / "hollow.gguf")
-        nothing = _steps(hollow, 1, ["K1"], probe)[0]["K1"]
-    whole = _steps(model, 512, ["K1"], probe)[0]["K1"]
-    probe.close()
+        nothing = _steps(hollow, 1, ["K1"])[0]["K1"]
+    whole = _steps(model, 512, ["K1"])[0]["K1"]
     return 1 - nothing / whole
 
 
 def _steps(
-    model: Any, context: int, names: list[str], probe: Probes
+    model: Any, context: int, names: list[str]
 ) -> tuple[dict[str, float], dict[str, int], float]:
     """Each arm's best step in seconds and bytes a position of all layers; bytes read a second."""
     shape = shape_of(model)
@@ -68,6 +64,7 @@ def _steps(
     row_bytes: dict[str, int] = {}
     arms: dict[str, KVSession] = {}
     read = 0.0
+    probe = Probes(1)
     with contextlib.ExitStack() as stack:
         for name in names:
             store, (arms[name],) = stack.enter_context(
@@ -84,6 +81,7 @@ def _steps(
                 arms[name].rollback_tail(STEPS)
             if turn % 3 == 0:
                 read = max(read, probe.measure().read_gb_per_s * 1e9)
+    probe.close()
     return best, row_bytes, read
 
 

@@ -118,11 +118,11 @@ def direct_write(
     rows = events[events["stage"] == "direct_write"]
     if rows.empty:
         return None
-    timed = valid_rows[valid_rows["stage"] == "direct_write"]
+    timed = valid_rows[valid_rows["metric"] == "direct/step_ms"]
     margin = protocol["direct_write"]["non_inferiority"]
     found: dict[str, Any] = {}
     for name in sorted(set(rows.loc[rows["metric"] == "direct/step_ms", "candidate"])):
-        own = timed[(timed["candidate"] == name) & (timed["metric"] == "direct/step_ms")]
+        own = timed[timed["candidate"] == name]
         sides = {
             text: {int(b): float(v.mean()) for b, v in half.groupby("block")["value"]}
             for text, half in own.groupby("text")

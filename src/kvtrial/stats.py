@@ -177,15 +177,21 @@ def welch_interval(
     return Interval(ratio, low, high, min(side.size for side in sides))
 
 
+def _varying(log_ratios: npt.ArrayLike) -> npt.NDArray[np.float64] | None:
+    """Checked log ratios of at least 3 blocks; None of fewer, or where they are constant."""
+    values = check(log_ratios, 2)
+    _, low, high = t_bounds(values, 0.95)
+    return None if values.size < 3 or low == high else values
+
+
 def drift_p(log_ratios: npt.ArrayLike, blocks: Sequence[int]) -> float | None:
     """Two-sided p of a slope over block order (t test of linear regression).
 
     Says whether the paired difference itself wandered during the run; reported, never used to void.
     None with fewer than 3 blocks or constant ratios, where a slope has no test.
     """
-    values = check(log_ratios, 2)
-    _, low, high = t_bounds(values, 0.95)
-    if values.size < 3 or low == high:
+    values = _varying(log_ratios)
+    if values is None:
         return None
     r = float(np.corrcoef(np.asarray(blocks, np.float64), values)[0, 1])
     freedom = values.size - 2
@@ -201,9 +207,8 @@ def lag1(log_ratios: npt.ArrayLike) -> float | None:
     Intervals take blocks for independent, where it is about -1 / n; beyond 2 / sqrt(n) they cover too
     little. None with fewer than 3 blocks or constant ratios.
     """
-    values = check(log_ratios, 2)
-    _, low, high = t_bounds(values, 0.95)
-    if values.size < 3 or low == high:
+    values = _varying(log_ratios)
+    if values is None:
         return None
     apart = values - values.mean()
     return float((apart[:-1] * apart[1:]).sum() / (apart * apart).sum())

@@ -226,19 +226,18 @@ def interleave(
 def _rates(rows: list[Row], arms: dict[str, Arm], tokens: int, bracket: Bracket) -> list[Row]:
     """Each iteration's bytes a second, and how near it came to the lower ceiling."""
     found: list[Row] = []
-    for row in rows:
-        if row["metric"] != "m1/attention_ms" or row["candidate"] not in arms:
-            continue
-        arm = arms[row["candidate"]]
-        spec = arm.store.spec
-        rate = arm.store.row_bytes * tokens / (row["value"] * 1e6)
-        again = candidates.get(arm.name).reads_per_query_head
-        loaded = rate * (spec.q_heads / spec.kv_heads if again else 1)
-        fraction = _least_ms(arm, tokens, bracket, "probe/read_gb_per_s") / row["value"]
-        found.append({**row, "metric": "m1/unique_gb_per_s", "value": rate})
-        found.append({**row, "metric": "m1/loaded_gb_per_s", "value": loaded})
-        found.append({**row, "metric": "m1/ceiling_fraction", "value": fraction})
     for name, arm in arms.items():
+        spec = arm.store.spec
+        again = candidates.get(name).reads_per_query_head
+        loads = spec.q_heads / spec.kv_heads if again else 1
+        least = _least_ms(arm, tokens, bracket, "probe/read_gb_per_s")
+        for row in rows:
+            if row["metric"] != "m1/attention_ms" or row["candidate"] != name:
+                continue
+            rate = arm.store.row_bytes * tokens / (row["value"] * 1e6)
+            found.append({**row, "metric": "m1/unique_gb_per_s", "value": rate})
+            found.append({**row, "metric": "m1/loaded_gb_per_s", "value": loads * rate})
+            found.append({**row, "metric": "m1/ceiling_fraction", "value": least / row["value"]})
         held = float(len(arm.regions) * arm.store.row_bytes * tokens)
         found.append({"candidate": name, "metric": "m1/rotation_bytes", "value": held})
     return found

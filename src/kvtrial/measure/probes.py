@@ -79,15 +79,13 @@ class Probes:
     ) -> None:
         if threads < 1:
             raise ValueError(f"threads is {threads}; give at least 1")
-        buffer_bytes = min(
-            int(llc_multiple * machine.last_level_cache_bytes(threads)),
-            machine.available_memory_bytes() // 4,
-        )
+        cache_bytes = machine.last_level_cache_bytes(threads)
+        buffer_bytes = min(int(llc_multiple * cache_bytes), machine.available_memory_bytes() // 4)
         per_thread = max(buffer_bytes // (8 * _WORDS * threads), 1) * _WORDS
         # Written once: pages that nobody wrote to would all be the one zero page.
         self._buffer = np.arange(per_thread * threads, dtype=np.uint64)
         self._chunks = np.split(self._buffer, threads)
-        cached = machine.last_level_cache_bytes(threads) // (4 * 8 * _WORDS * threads) * _WORDS
+        cached = cache_bytes // (4 * 8 * _WORDS * threads) * _WORDS
         self._cached = [chunk[: max(cached, _WORDS)] for chunk in self._chunks]
         self._read_passes, self._passes = read_passes, passes
         self.threads = threads
