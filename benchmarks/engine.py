@@ -1,7 +1,8 @@
 """How near whole decode steps and a prefill of a model come to this machine's ceilings, on one thread.
 
 A decode step at its ceiling takes as long as its bytes, weights and rows, take at the streaming read; a
-prefill as long as its multiply-adds at their peak. Arms, steps and probes are interleaved.
+prefill is held against its multiply-adds at float32's peak, which products of integers pass. Arms, steps
+and probes are interleaved.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _steps(
 
 
 def prefill(model: Any, gguf: Path) -> float:
-    """Its multiply-adds at their peak over the best prefill's time."""
+    """Its multiply-adds at float32's peak over the best prefill's time."""
     shape = shape_of(model)
     ids = np.random.default_rng(7).integers(5, 1000, PREFILL_TOKENS).tolist()
     probe = Probes(1)

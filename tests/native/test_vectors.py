@@ -92,7 +92,8 @@ def test_neon_has_every_function(header: str, opening: str, closing: str, define
     assert len(wanted) > 20
     assert wanted <= set(functions.findall(neon))
     tested = (HERE / "vectors.c").read_text(encoding="utf-8")
-    tested += (NATIVE / "row_dots.h").read_text(encoding="utf-8")  # whose sums are
+    for sums in ("row_dots.h", "panel_dots.h"):  # whose sums are
+        tested += (NATIVE / sums).read_text(encoding="utf-8")
     after = text.split(closing)[1]
     for name in wanted | set(functions.findall(after)):
         assert re.search(rf"\b{name}\(", tested), name

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "row_dots.h"
+#include "panel_dots.h"
 #include "simd.h"
 #include "thread_pool.h"
 #include "xxh3.h"
@@ -286,6 +286,56 @@ static void row_dots(int nibbles) {
     }
 }
 
+/* A panel with a row missing, and four positions; the first row and position are at their bounds. */
+static void panel_dots(int nibbles) {
+    enum { BLOCKS = 3, ROOM = BLOCKS * KV_Q8_0_BYTES };
+    static uint8_t rows[16][ROOM], bytes[BLOCKS * KV_PANEL_BYTES];
+    static float heads[BLOCKS * KV_PANEL_FLOATS], pairs[BLOCKS * KV_QUAD * 2], got[2 * KV_QUAD * 8];
+    static int8_t x[BLOCKS * 32 * KV_QUAD];
+    int n = nibbles ? 15 : 7, block_bytes = nibbles ? KV_Q4_1_BYTES : KV_Q8_0_BYTES;
+    double right[16][KV_QUAD] = {{0}}, size[16][KV_QUAD] = {{0}};
+    for (int b = 0; b < BLOCKS; b++)
+        for (int p = 0; p < KV_QUAD; p++) {
+            int sum = 0;
+            for (int i = 0; i < 32; i++) {
+                int value = p ? draw_below(255) - 127 : b % 2 ? -127 : 127;
+                x[((b * 8 + i / 4) * KV_QUAD + p) * 4 + i % 4] = (int8_t)value, sum += value;
+            }
+            float scale = 0.01f + fabsf(draw_float());
+            pairs[(b * KV_QUAD + p) * 2] = scale;
+            pairs[(b * KV_QUAD + p) * 2 + 1] = scale * (float)sum;
+        }
+    for (int r = 0; r < n; r++)
+        for (int b = 0; b < BLOCKS; b++) {
+            uint8_t *block = rows[r] + b * block_bytes;
+            uint16_t head[2] = {kv_to_half(draw_float()), kv_to_half(draw_float())};
+            memcpy(block, head, nibbles ? 4 : 2);
+            for (int i = nibbles ? 4 : 2; i < block_bytes; i++)
+                block[i] = (uint8_t)(r ? draw_below(256) : nibbles ? 255 : b % 2 ? 128 : 127);
+            for (int i = 0; i < 32; i++) {
+                int q = nibbles ? (i < 16 ? block[4 + i] & 15 : block[4 + i - 16] >> 4) : (int8_t)block[2 + i];
+                for (int p = 0; p < KV_QUAD; p++) {
+                    double scale = pairs[(b * KV_QUAD + p) * 2], at = x[((b * 8 + i / 4) * KV_QUAD + p) * 4 + i % 4];
+                    double d = half_value(head[0]), m = nibbles ? half_value(head[1]) : 0;
+                    right[r][p] += (d * q + m) * scale * at;
+                    /* The nibbles of Q8_0 are of w + 128: what is taken off again counts. */
+                    size[r][p] += (fabs(d * (nibbles ? q : 256)) + fabs(m)) * scale * fabs(at);
+                }
+            }
+        }
+    if (nibbles) {
+        kv_pack_q4_1(rows[0], ROOM, n, BLOCKS, bytes, heads);
+        kv_panel_dot_q4_1(bytes, heads, x, pairs, BLOCKS, got);
+    } else {
+        kv_pack_q8_0(rows[0], ROOM, n, BLOCKS, bytes, heads);
+        kv_panel_dot_q8_0(bytes, heads, x, pairs, BLOCKS, got);
+    }
+    for (int r = 0; r <= n; r++) /* the missing one is zeros */
+        for (int p = 0; p < KV_QUAD; p++)
+            check(nibbles ? "a Q4_1 panel" : "a Q8_0 panel", got[(r / 8 * KV_QUAD + p) * 8 + r % 8], right[r][p],
+                  1e-6 * size[r][p]);
+}
+
 static void count_task(void *context, int64_t task) { __atomic_fetch_add((int *)context + task, 1, __ATOMIC_RELAXED); }
 static void threads(void) {
     for (int n_threads = 1; n_threads <= 5; n_threads += 2)
@@ -313,7 +363,7 @@ int main(void) {
     halves();
     integers();
     weight_shims();
-    for (int round = 0; round < 200; round++) row_dots(round % 2);
+    for (int round = 0; round < 200; round++) row_dots(round % 2), panel_dots(round % 2);
     threads();
     page_checks();
     return finish();

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from kvtrial.engine._panels import Quads
 from kvtrial.engine._regions import rms_norm_rows, swiglu_rows
 from kvtrial.engine._weights import Matrix
 
@@ -34,6 +35,24 @@ def packed(kind: str, rows: int, cols: int, seed: int = 1) -> tuple[np.ndarray, 
     return data.reshape(-1), values.reshape(rows, cols)
 
 
+def decoded(matrix: Matrix, x: np.ndarray, threads: int = 1) -> np.ndarray:
+    """A product with quantised activations, by the decode's kernels."""
+    return matrix.multiply(x, quantised=True, threads=threads)
+
+
+def prefilled(matrix: Matrix, x: np.ndarray, threads: int = 1) -> np.ndarray:
+    """The same by the prefill's."""
+    quads = Quads(len(x) + 3, matrix.cols)
+    quads.take(x, threads)
+    out = np.full((len(x), matrix.rows), np.nan, np.float32)
+    quads.multiply(matrix, out, threads)
+    return out
+
+
+both_ways = pytest.mark.parametrize("multiplied", [decoded, prefilled])
+quantised_kinds = pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 5, 67])
 def test_dequantise(kind, rows):
@@ -59,15 +78,18 @@ def test_float_products(kind, rows, cols):
     assert (np.abs(got - x.astype(np.float64) @ values.T) <= bound).all()
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
-def test_quantised_products_round_each_block_of_activations(kind):
+@both_ways
+@quantised_kinds
+@pytest.mark.parametrize(("rows", "cols"), [(1, 32), (7, 64), (8, 96), (17, 576), (66, 96)])
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 9])
+def test_quantised_products_round_each_block_of_activations(multiplied, kind, rows, cols, n):
     """Exactly the product with activations rounded to int8 by their block's largest."""
-    data, values = packed(kind, 66, 96)
-    x = np.random.default_rng(2).standard_normal((2, 96)).astype(np.float32)
-    blocks = x.reshape(2, 3, 32)
+    data, values = packed(kind, rows, cols)
+    x = np.random.default_rng(2).standard_normal((n, cols)).astype(np.float32)
+    blocks = x.reshape(n, -1, 32)
     scale = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)
-    rounded = (np.rint(blocks / scale) * scale.astype(np.float64)).reshape(2, 96)
-    got = Matrix("w", kind, 66, 96, data).multiply(x, quantised=True)
+    rounded = (np.rint(blocks / scale) * scale.astype(np.float64)).reshape(n, cols)
+    got = multiplied(Matrix("w", kind, rows, cols, data), x)
     bound = 2e-6 * (np.abs(rounded) @ np.abs(values.T))
     assert (np.abs(got - rounded @ values.T) <= bound).all()
 
@@ -81,43 +103,48 @@ def test_tails(kind, cols):
     assert (got == cols).all()
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
-def test_large_activations_do_not_overflow(kind):
+@both_ways
+@quantised_kinds
+def test_large_activations_do_not_overflow(multiplied, kind):
     """C15: 32 * 3000 is past FP16."""
     data, values = packed(kind, 8, 64)
     x = np.full((1, 64), 3000, np.float32)
-    got = Matrix("w", kind, 8, 64, data).multiply(x, quantised=True)
+    got = multiplied(Matrix("w", kind, 8, 64, data), x)
     np.testing.assert_allclose(got, x.astype(np.float64) @ values.T, rtol=1e-5, atol=1e-2)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@both_ways
+@quantised_kinds
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_bad_activations_surface(kind, bad):
-    data, _ = packed(kind, 8, 64)
-    x = np.ones((1, 64), np.float32)
-    x[0, 5] = bad
-    got = Matrix("w", kind, 8, 64, data).multiply(x, quantised=True)
-    assert not np.isfinite(got).any()
+def test_bad_activations_surface(multiplied, kind, bad):
+    """In all products of their own vector, and in no other's."""
+    data, _ = packed(kind, 9, 64)
+    x = np.ones((3, 64), np.float32)
+    x[1, 5] = bad
+    got = multiplied(Matrix("w", kind, 9, 64, data), x)
+    assert not np.isfinite(got[1]).any() and np.isfinite(got[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@both_ways
+@quantised_kinds
 @pytest.mark.parametrize("peak", [0.0, 1e-38, 1e-40])
-def test_tiny_activations_give_no_nan(kind, peak):
+def test_tiny_activations_give_no_nan(multiplied, kind, peak):
     data, _ = packed(kind, 8, 64)
-    got = Matrix("w", kind, 8, 64, data).multiply(np.full((1, 64), peak, np.float32), True)
+    got = multiplied(Matrix("w", kind, 8, 64, data), np.full((1, 64), peak, np.float32))
     assert np.isfinite(got).all() and np.abs(got).max() < 1e-30
 
 
+@both_ways
 @pytest.mark.parametrize(("kind", "weight"), [("Q4_1", 15), ("Q8_0", 127), ("Q8_0", -128)])
 @pytest.mark.parametrize("x", [1.0, -1.0])
-def test_the_largest_bytes_stay_inside_the_integer_sums(kind, weight, x):
+def test_the_largest_bytes_stay_inside_the_integer_sums(multiplied, kind, weight, x):
     one, zero = np.float16(1).tobytes(), np.float16(0).tobytes()
     if kind == "Q4_1":
         block = one + zero + bytes([weight | weight << 4]) * 16
     else:
         block = one + np.full(32, weight, np.int8).tobytes()
     data = np.frombuffer(block * (5 * 96 // 32), np.uint8)
-    got = Matrix("w", kind, 5, 96, data).multiply(np.full((4, 96), x, np.float32), quantised=True)
+    got = multiplied(Matrix("w", kind, 5, 96, data), np.full((4, 96), x, np.float32))
     np.testing.assert_allclose(got, 96.0 * weight * x, rtol=1e-6)
 
 
@@ -131,6 +158,33 @@ def test_threads_and_batch_change_no_bit(kind, quantised, batch):
     together = matrix.multiply(x, quantised, threads=3)
     for b in range(batch):
         assert matrix.multiply(x[b : b + 1], quantised).tobytes() == together[b].tobytes()
+
+
+@quantised_kinds
+def test_threads_and_other_positions_change_no_bit_of_a_prefill(kind):
+    data, _ = packed(kind, 333, 64)
+    matrix = Matrix("w", kind, 333, 64, data)
+    x = np.random.default_rng(3).standard_normal((11, 64)).astype(np.float32)
+    together = prefilled(matrix, x, threads=3)
+    for p in range(11):
+        assert prefilled(matrix, x[p : p + 1]).tobytes() == together[p].tobytes()
+
+
+def test_what_the_integer_products_cannot_take_is_refused():
+    quads = Quads(4, 64)
+    x, out = np.ones((4, 64), np.float32), np.empty((4, 8), np.float32)
+    with pytest.raises(ValueError, match=r"shape \(5, 64\).*room for 8 blocks"):
+        quads.take(np.ones((5, 64), np.float32), 1)
+    with pytest.raises(ValueError, match=r"shape \(4, 40\).*whole blocks of 32"):
+        quads.take(np.ones((4, 40), np.float32), 1)
+    quads.take(x, 1)
+    for kind, cols in (("F16", 64), ("Q8_0", 32)):
+        data, _ = packed(kind, 8, cols)
+        with pytest.raises(ValueError, match=f"w is {kind} and has {cols} columns"):
+            quads.multiply(Matrix("w", kind, 8, cols, data), out, 1)
+    data, _ = packed("Q8_0", 9, 64)
+    with pytest.raises(ValueError, match=r"out has shape \(4, 8\).*need \(4, 9\)"):
+        quads.multiply(Matrix("w", "Q8_0", 9, 64, data), out, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -174,14 +228,14 @@ def test_norm_and_swiglu(n):
     rng = np.random.default_rng(4)
     x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((3, n), n))
     out = np.empty_like(x)
-    rms_norm_rows(x, weight, 1e-5, out)
+    rms_norm_rows(x, weight, 1e-5, out, threads=1)
     wide = x.astype(np.float64)
     expected = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-5) * weight
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
     gate = 30 * rng.standard_normal((3, n)).astype(np.float32)
     wide = gate.astype(np.float64)
     expected = wide / (1 + np.exp(-wide)) * x
-    swiglu_rows(gate, x)
+    swiglu_rows(gate, x, threads=1)
     np.testing.assert_allclose(gate, expected, rtol=1e-5, atol=1e-30)
 
 

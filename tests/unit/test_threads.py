@@ -49,8 +49,9 @@ def test_the_weights_and_every_arm_share_two_workers_where_three_threads_are_ask
     assert int(done.stdout) == 2
 
 
+@pytest.mark.parametrize("activations", ["quantised", "fp32"])
 @pytest.mark.parametrize("name", ["K1", "K2", "K5"])
-def test_a_prefill_has_the_same_bits_on_any_number_of_threads(name, monkeypatch):
+def test_a_prefill_has_the_same_bits_on_any_number_of_threads(name, activations, monkeypatch):
     monkeypatch.setattr(prefill, "TILE_FLOATS", 1 << 11)  # several tiles in each matrix
     model = Model.from_gguf(read_gguf(TINY))
     ids = np.random.default_rng(5).integers(0, model.config.vocab, 300)
@@ -59,8 +60,8 @@ def test_a_prefill_has_the_same_bits_on_any_number_of_threads(name, monkeypatch)
         store = model.open_store(name, tokens=310, threads=threads)
         session = store.open_session()
         # The block of the second chunk has several tasks a head, and looks back at the first.
-        model.prefill(session, ids[:20], threads=threads)
-        logits = model.prefill(session, ids[20:], threads=threads)
+        model.prefill(session, ids[:20], threads=threads, activations=activations)
+        logits = model.prefill(session, ids[20:], threads=threads, activations=activations)
         rows = session.read(model.config.layers - 1, np.arange(300))
         return [logits.tobytes(), *(row.tobytes() for row in rows)]
 

@@ -6,10 +6,12 @@ batch that it is in.
 """
 
 from libc.math cimport cos, sin, sqrtf
+from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
 import numpy as np
 
+from kvtrial._threads cimport parallel_for
 from kvtrial.engine._weights cimport Activations, Matrix, Product, Target, multiply
 
 cdef extern from "quants.h" nogil:
@@ -100,28 +102,74 @@ cdef void _add_bias(const Target* target, const float* bias, Py_ssize_t n) noexc
 
 # The same over the rows of a chunk, for the prefill.
 
-def rms_norm_rows(const float[:, ::1] x, const float[::1] weight, float eps, float[:, ::1] out):
+cdef enum:
+    TASK_ROWS = 16  # whatever the number of threads
+
+
+cdef struct _Rows:
+    void (*row)(const _Rows* job, Py_ssize_t i) noexcept nogil
+    Py_ssize_t n, size, heads
+    float* x
+    const float* other
+    const float* weight
+    float* out
+    float eps
+    bint neox
+
+
+cdef void _rows_task(void* context, int64_t task) noexcept nogil:
+    cdef const _Rows* job = <const _Rows*> context
+    cdef Py_ssize_t i, first = task * TASK_ROWS
+    for i in range(first, min(first + <Py_ssize_t> TASK_ROWS, job.n)):
+        job.row(job, i)
+
+
+cdef void _each_row(_Rows* job, int threads) noexcept nogil:
+    parallel_for(_rows_task, job, (job.n + TASK_ROWS - 1) // TASK_ROWS, threads)
+
+
+cdef void _norm_row(const _Rows* job, Py_ssize_t i) noexcept nogil:
+    _rms_norm(job.other + i * job.size, job.weight, job.size, job.eps, job.out + i * job.size)
+
+
+cdef void _swiglu_row(const _Rows* job, Py_ssize_t i) noexcept nogil:
+    _swiglu(job.x + i * job.size, job.other + i * job.size, job.size)
+
+
+cdef void _rotate_row(const _Rows* job, Py_ssize_t i) noexcept nogil:
+    _rotate(
+        job.x + i * job.heads * job.size, job.heads, job.size, 1, job.size // 2, job.neox,
+        job.other + i * job.size,
+    )
+
+
+def rms_norm_rows(
+    const float[:, ::1] x, const float[::1] weight, float eps, float[:, ::1] out, int threads
+):
     """RMSNorm of each row of x (n, hidden) into out (at least n, hidden)."""
-    cdef Py_ssize_t i
+    cdef _Rows job
+    job.row, job.n, job.size = _norm_row, x.shape[0], x.shape[1]
+    job.other, job.weight, job.eps, job.out = &x[0, 0], &weight[0], eps, &out[0, 0]
     with nogil:
-        for i in range(x.shape[0]):
-            _rms_norm(&x[i, 0], &weight[0], x.shape[1], eps, &out[i, 0])
+        _each_row(&job, threads)
 
 
-def swiglu_rows(float[:, ::1] gate, const float[:, ::1] up):
+def swiglu_rows(float[:, ::1] gate, const float[:, ::1] up, int threads):
     """silu(gate) * up into gate (n, ffn)."""
-    cdef Py_ssize_t i
+    cdef _Rows job
+    job.row, job.n, job.size = _swiglu_row, gate.shape[0], gate.shape[1]
+    job.x, job.other = &gate[0, 0], &up[0, 0]
     with nogil:
-        for i in range(gate.shape[0]):
-            _swiglu(&gate[i, 0], &up[i, 0], gate.shape[1])
+        _each_row(&job, threads)
 
 
-def rotate_rows(float[:, :, ::1] x, const float[:, :, ::1] turns, bint neox):
+def rotate_rows(float[:, :, ::1] x, const float[:, :, ::1] turns, bint neox, int threads):
     """RoPE in place of x (n, heads, head_dim) by turns (n, 2, head_dim / 2)."""
-    cdef Py_ssize_t i, dim = x.shape[2]
+    cdef _Rows job
+    job.row, job.n, job.size, job.heads = _rotate_row, x.shape[0], x.shape[2], x.shape[1]
+    job.x, job.other, job.neox = &x[0, 0, 0], &turns[0, 0, 0], neox
     with nogil:
-        for i in range(x.shape[0]):
-            _rotate(&x[i, 0, 0], x.shape[1], dim, 1, dim // 2, neox, &turns[i, 0, 0])
+        _each_row(&job, threads)
 
 
 def rope_turns(const long long[::1] positions, const double[::1] frequencies):

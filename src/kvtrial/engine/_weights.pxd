@@ -1,6 +1,10 @@
 from libc.stdint cimport int8_t, uint8_t
 
 cdef extern from "row_dots.h" nogil:
+    enum:
+        BLOCK "KV_BLOCK"
+        Q4_1_BYTES "KV_Q4_1_BYTES"
+        Q8_0_BYTES "KV_Q8_0_BYTES"
     ctypedef struct Activation "kv_activation":
         Py_ssize_t cols
         const float* values
@@ -36,7 +40,7 @@ cdef struct Product:
 cdef class Matrix:
     cdef readonly str name
     cdef readonly str kind
-    cdef readonly Py_ssize_t rows, cols, row_bytes
+    cdef readonly Py_ssize_t rows, cols, row_bytes, block_bytes
     cdef const uint8_t[::1] _bytes
     cdef const uint8_t* data
     cdef dot4_t quantised_dot4
@@ -57,6 +61,9 @@ cdef class Activations:
     cdef Activation* items
 
     cdef void prepare(self, Py_ssize_t n) noexcept nogil
+
+
+cdef void quantise_block(const float* x, int8_t* out, float* pair) noexcept nogil
 
 
 cdef void multiply(

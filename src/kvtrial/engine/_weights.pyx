@@ -38,9 +38,6 @@ cdef extern from "quants.h" nogil:
 
 cdef extern from "row_dots.h" nogil:
     enum:
-        BLOCK "KV_BLOCK"
-        Q4_1_BYTES "KV_Q4_1_BYTES"
-        Q8_0_BYTES "KV_Q8_0_BYTES"
         DOT_VECTORS "KV_DOT_VECTORS"
     void kv_dot4_q4_1_bytes(
         const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
@@ -275,7 +272,7 @@ cdef class Activations:
             for i in range(self.cols // BLOCK):
                 x = &self.values[b, i * BLOCK]
                 if self.quantised:
-                    _quantise_block(x, &self.bytes[b, i * BLOCK], &self.pairs[b, 2 * i])
+                    quantise_block(x, &self.bytes[b, i * BLOCK], &self.pairs[b, 2 * i])
                 else:
                     self.sums[b, i] = q_sum(
                         q_add(
@@ -284,9 +281,9 @@ cdef class Activations:
                     )
 
 
-cdef void _quantise_block(const float* x, int8_t* out, float* pair) noexcept nogil:
-    """pair: OUT scale, scale * sum of the bytes. A value that is not finite makes the scale NaN, so
-    that it surfaces in every logit instead of as a wrong number."""
+cdef void quantise_block(const float* x, int8_t* out, float* pair) noexcept nogil:
+    """A block (32,) as bytes, and pair: OUT scale, scale * sum of the bytes. A value that is not finite
+    makes the scale NaN, so that it surfaces in every logit instead of as a wrong number."""
     cdef q_f32x8 a, largest = q_set(0), spread = q_set(0)
     cdef float peak, scale, inverse
     cdef int i, total = 0
@@ -316,6 +313,11 @@ cdef class Matrix:
         ``cols`` is a multiple of 32 for Q8_0 and Q4_1.
     data : uint8 (nbytes,)
         Kept alive, never copied; may be read-only.
+
+    Attributes
+    ----------
+    block_bytes : int
+        Bytes of a block of 32 weights, 0 for F32 and F16.
     """
 
     def __cinit__(self, str name, str kind, Py_ssize_t rows, Py_ssize_t cols, data):
@@ -330,10 +332,12 @@ cdef class Matrix:
             self.row_bytes = 2 * cols
             self.quantised_dot4 = self.float_dot4 = _dot4_f16
         elif kind == "Q8_0":
+            self.block_bytes = Q8_0_BYTES
             self.row_bytes = cols // BLOCK * Q8_0_BYTES
             self.quantised_dot4 = kv_dot4_q8_0_bytes
             self.float_dot4 = _dot4_q8_0_floats
         elif kind == "Q4_1":
+            self.block_bytes = Q4_1_BYTES
             self.row_bytes = cols // BLOCK * Q4_1_BYTES
             self.quantised_dot4 = kv_dot4_q4_1_bytes
             self.float_dot4 = _dot4_q4_1_floats
@@ -381,7 +385,7 @@ cdef class Matrix:
         else:
             for b in range(self.cols // BLOCK):
                 scale = q_half(block)
-                if self.quantised_dot4 == kv_dot4_q4_1_bytes:
+                if self.block_bytes == Q4_1_BYTES:
                     offset = q_half(block + 2)
                     q_spread_nibbles(block + 4, spread)
                     values = spread

@@ -1,8 +1,8 @@
-"""Prefill: many positions at once, float32 activations, blocked GEMM through BLAS.
+"""Prefill: many positions at once, through blocked matrix products.
 
-Weights are dequantised a tile at a time, so the model is never in memory as float32. Threads take
-whole tiles, each its own product on one BLAS thread: the workers of a BLAS wait busily, and those of
-NumPy's and SciPy's, two libraries, would take the cores from each other and from the attention.
+With activations quantised, Q8_0 and Q4_1 weights are multiplied on integers (`_panels.pyx`), as the
+decode does. All else goes through BLAS in float32, weights dequantised a tile at a time, so that the
+model is never in memory as float32.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from kvtrial.contract import F32, I64, KVError, KVSession
+from kvtrial.engine._panels import Quads
 from kvtrial.engine._regions import (
     Layer,
     rms_norm_rows,
@@ -43,16 +44,18 @@ class Prefill:
         frequencies: np.ndarray,
         chunk: int,
         threads: int,
+        quantised: bool,
     ) -> None:
         self.config = config
         self.weights = weights
         self.frequencies = frequencies
         self.chunk = chunk
         c = config
+        widest = max(c.hidden, c.ffn, c.q_heads * c.head_dim)
         self._blas = ThreadpoolController()
-        tile_floats = max(TILE_FLOATS, TILE_ROWS * max(c.hidden, c.ffn, c.q_heads * c.head_dim))
-        self._tiles = [np.empty(tile_floats, np.float32) for _ in range(threads)]
-        self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+        self._tiles = _Tiles(widest, threads)
+        self._threads = threads
+        self._quads = Quads(chunk, widest) if quantised else None
         self._hidden = np.empty((chunk, c.hidden), np.float32)
         self._normed = np.empty((chunk, c.hidden), np.float32)
         self._delta = np.empty((chunk, c.hidden), np.float32)
@@ -73,7 +76,7 @@ class Prefill:
         hidden = self._hidden[:n]
         self.weights.embedding.dequantise_rows(ids, hidden)
         try:
-            with self._blas.limit(limits=1, user_api="blas"):
+            with self._one_blas_thread():
                 for index, layer in enumerate(self.weights.layers):
                     self._layer(session, index, layer, positions, turns)
         except BaseException:
@@ -87,9 +90,9 @@ class Prefill:
         n = len(hidden)
         head = self.weights.head
         out = np.empty((n, self.config.vocab), np.float32)
-        rms_norm_rows(hidden, head.norm, self.config.rms_eps, self._normed)
-        with self._blas.limit(limits=1, user_api="blas"):
-            self._multiply(head.output, self._normed[:n], out)
+        rms_norm_rows(hidden, head.norm, self.config.rms_eps, self._normed, self._threads)
+        with self._one_blas_thread():
+            self._multiply(self._normed[:n], (head.output, out))
         return out
 
     def _layer(
@@ -100,31 +103,52 @@ class Prefill:
         q, k, v, attended = self._q[:n], self._k[:n], self._v[:n], self._attended[:n]
         gate, up = self._gate[:n], self._up[:n]
 
-        rms_norm_rows(hidden, layer.attention_norm, c.rms_eps, normed)
-        for matrix, bias, out in (
-            (layer.q, layer.q_bias, q),
-            (layer.k, layer.k_bias, k),
-            (layer.v, layer.v_bias, v),
-        ):
-            rows = out.reshape(n, -1)
-            self._multiply(matrix, normed, rows)
+        rms_norm_rows(hidden, layer.attention_norm, c.rms_eps, normed, self._threads)
+        flat = [rows.reshape(n, -1) for rows in (q, k, v)]
+        self._multiply(normed, *zip((layer.q, layer.k, layer.v), flat))
+        for bias, rows in zip((layer.q_bias, layer.k_bias, layer.v_bias), flat):
             if bias is not None:
                 rows += bias
-        rotate_rows(q, turns, c.neox)
-        rotate_rows(k, turns, c.neox)
+        rotate_rows(q, turns, c.neox, self._threads)
+        rotate_rows(k, turns, c.neox, self._threads)
         session.append(index, positions, k, v)
         session.attend_block(index, q, attended, c.attention_scale)
-        self._multiply(layer.out, attended.reshape(n, -1), delta)
+        self._multiply(attended.reshape(n, -1), (layer.out, delta))
         hidden += delta
 
-        rms_norm_rows(hidden, layer.ffn_norm, c.rms_eps, normed)
-        self._multiply(layer.gate, normed, gate)
-        self._multiply(layer.up, normed, up)
-        swiglu_rows(gate, up)
-        self._multiply(layer.down, gate, delta)
+        rms_norm_rows(hidden, layer.ffn_norm, c.rms_eps, normed, self._threads)
+        self._multiply(normed, (layer.gate, gate), (layer.up, up))
+        swiglu_rows(gate, up, self._threads)
+        self._multiply(gate, (layer.down, delta))
         hidden += delta
 
-    def _multiply(self, matrix: Matrix, x: F32, out: F32) -> None:
+    def _multiply(self, x: F32, *products: tuple[Matrix, F32]) -> None:
+        """out (n, rows) = x (n, cols) @ matrix.T for each (matrix, out)."""
+        taken = False
+        for matrix, out in products:
+            if self._quads is None or not matrix.block_bytes:
+                self._tiles.multiply(x, matrix, out)
+                continue
+            if not taken:
+                self._quads.take(x, self._threads)
+                taken = True
+            self._quads.multiply(matrix, out, self._threads)
+
+    def _one_blas_thread(self) -> contextlib.AbstractContextManager[object]:
+        """For the time of a run: the workers of a BLAS wait busily, and those of NumPy's and SciPy's,
+        two libraries, would take the cores from each other and from the attention."""
+        return self._blas.limit(limits=1, user_api="blas")
+
+
+class _Tiles:
+    """Products in float32: each thread takes whole tiles of weights and gives them to a BLAS."""
+
+    def __init__(self, widest: int, threads: int) -> None:
+        floats = max(TILE_FLOATS, TILE_ROWS * widest)
+        self._tiles = [np.empty(floats, np.float32) for _ in range(threads)]
+        self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+
+    def multiply(self, x: F32, matrix: Matrix, out: F32) -> None:
         """out (n, rows) = x (n, cols) @ matrix.T; each thread takes the next tile until none is left."""
         step = max(1, TILE_FLOATS // matrix.cols // TILE_ROWS) * TILE_ROWS
         starts = iter(range(0, matrix.rows, step))  # asked by several threads, each gets its own

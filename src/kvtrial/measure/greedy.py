@@ -65,7 +65,10 @@ def greedy_logits(model: Any, name: str, spec: Spec, prompts: Sequence[list[int]
     ) as (_, sessions):
         decoder = model.decoder(threads=spec["threads"], activations="fp32", batch=len(prompts))
         logits: F32 = np.stack(
-            [model.prefill(session, ids).copy() for session, ids in zip(sessions, prompts)]
+            [
+                model.prefill(session, ids, activations="fp32").copy()
+                for session, ids in zip(sessions, prompts)
+            ]
         )
         yield logits
         for _ in range(spec["steps"] - 1):

@@ -1,4 +1,5 @@
-/* Vector shims for the weight kernels; the loops over them are in row_dots.h and the .pyx.
+/* Vector shims for the weight kernels; the loops over them are in row_dots.h, panel_dots.h and the
+ * .pyx.
  *
  * Eight float lanes (q_f32x8), 32 bytes (q_i8x32). AVX2 + FMA + F16C or NEON (quants_neon.h) where the
  * compiler targets them, else GCC/clang vector types. Loads and stores are unaligned everywhere.
@@ -105,6 +106,35 @@ static inline q_f32x8 q_dot4_bytes(const q_i8x32 *w, q_i8x32 x)
             _mm256_alignr_epi8(dot[2 * i + 1], dot[2 * i], 8));
     return _mm256_cvtepi32_ps(
         _mm256_add_epi32(q_even_lanes(fold[0], fold[1]), q_odd_lanes(fold[0], fold[1])));
+}
+
+/* Eight sums of products, each of four bytes of w, 0..15, with the four of x, -127..127; eight times four
+ * products, 30480 a half, stay inside int16. */
+typedef __m256i q_sums;
+static inline q_i8x32 q_load_four(const void *p)
+{
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+}
+static inline q_sums q_no_sums(void) { return _mm256_setzero_si256(); }
+static inline q_sums q_add_sums(q_sums sums, q_i8x32 w, q_i8x32 x)
+{
+    __m256i products = _mm256_maddubs_epi16(w, x);
+    /* _mm256_add_epi16, but into the same register: GCC 12 takes another one and copies it back, which
+       takes 1.1 times as long. */
+    __asm__("vpaddw %1, %0, %0" : "+x"(sums) : "x"(products));
+    return sums;
+}
+static inline q_f32x8 q_sums_float(q_sums a)
+{
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(a, _mm256_set1_epi16(1)));
+}
+/* 16 * high + low. */
+static inline q_f32x8 q_sums_join(q_sums high, q_sums low)
+{
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(16)),
+                                               _mm256_madd_epi16(low, _mm256_set1_epi16(1))));
 }
 
 /* Eight bytes to float. */
@@ -253,6 +283,25 @@ static inline q_f32x8 q_dot4_bytes(const q_i8x32 *w, q_i8x32 x)
     return a;
 }
 static inline q_f32x8 q_dot4_nibbles(const q_i8x32 *w, q_i8x32 x) { return q_dot4_bytes(w, x); }
+
+typedef q_i32x8 q_sums;
+static inline q_i8x32 q_load_four(const void *p)
+{
+    int8_t bytes[32];
+    for (int i = 0; i < 32; i += 4)
+        memcpy(bytes + i, p, 4);
+    return q_load_i8(bytes);
+}
+static inline q_sums q_no_sums(void) { return (q_sums){0}; }
+static inline q_sums q_add_sums(q_sums sums, q_i8x32 w, q_i8x32 x)
+{
+    for (int i = 0; i < 32; i++)
+        sums[i / 4] += (int)w[i] * (int)x[i];
+    return sums;
+}
+static inline q_f32x8 q_sums_float(q_sums a) { return __builtin_convertvector(a, q_f32x8); }
+static inline q_f32x8 q_sums_join(q_sums high, q_sums low) { return q_sums_float(16 * high + low); }
+
 static inline q_f32x8 q_load_i8x8(const void *p)
 {
     q_f32x8 a;

@@ -89,6 +89,36 @@ static inline q_f32x8 q_dot4_bytes(const q_i8x32 *w, q_i8x32 x)
 }
 static inline q_f32x8 q_dot4_nibbles(const q_i8x32 *w, q_i8x32 x) { return q_dot4_bytes(w, x); }
 
+typedef struct { int32x4_t low, high; } q_sums;
+static inline q_i8x32 q_load_four(const void *p)
+{
+    int32_t four;
+    memcpy(&four, p, 4);
+    int8x16_t bytes = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    return (q_i8x32){bytes, bytes};
+}
+static inline q_sums q_no_sums(void) { return (q_sums){vdupq_n_s32(0), vdupq_n_s32(0)}; }
+static inline int32x4_t q_add_fours(int32x4_t sums, int8x16_t w, int8x16_t x)
+{
+#ifdef __ARM_FEATURE_DOTPROD
+    return vdotq_s32(sums, w, x);
+#else
+    int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
+    return vpadalq_s16(sums, vpaddq_s16(low, high)); /* two products, 2 * 15 * 127, stay inside int16 */
+#endif
+}
+/* Eight sums of products, each of four bytes of w, 0..15, with the four of x, -127..127. */
+static inline q_sums q_add_sums(q_sums sums, q_i8x32 w, q_i8x32 x)
+{
+    return (q_sums){q_add_fours(sums.low, w.low, x.low), q_add_fours(sums.high, w.high, x.high)};
+}
+static inline q_f32x8 q_sums_float(q_sums a) { return q_pair(vcvtq_f32_s32(a.low), vcvtq_f32_s32(a.high)); }
+/* 16 * high + low. */
+static inline q_f32x8 q_sums_join(q_sums high, q_sums low)
+{
+    return q_sums_float((q_sums){vmlaq_n_s32(low.low, high.low, 16), vmlaq_n_s32(low.high, high.high, 16)});
+}
+
 static inline q_f32x8 q_load_i8x8(const void *p)
 {
     int16x8_t wide = vmovl_s8(vld1_s8(p));

@@ -1,0 +1,172 @@
+"""Products of many positions with quantised weights, on integers: the prefill's.
+
+Positions are quantised per block of 32 to int8, as the decode quantises its activations, and lie
+four by four as panel_dots.h wants them. A task unpacks a panel of weight rows and takes all
+positions through it while it is in cache. An element's sum is made in one order, whatever the
+number of threads or of other positions.
+"""
+
+from libc.stdint cimport int8_t, int64_t, uint8_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+import numpy as np
+
+from kvtrial._threads cimport parallel_for
+from kvtrial.engine._weights cimport BLOCK, Q4_1_BYTES, Matrix, quantise_block
+
+cdef extern from "panel_dots.h" nogil:
+    enum:
+        PANEL_BYTES "KV_PANEL_BYTES"
+        PANEL_FLOATS "KV_PANEL_FLOATS"
+        QUAD "KV_QUAD"
+    void kv_pack_q4_1(
+        const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks,
+        uint8_t* bytes, float* heads
+    ) noexcept
+    void kv_pack_q8_0(
+        const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks,
+        uint8_t* bytes, float* heads
+    ) noexcept
+    void kv_panel_dot_q4_1(
+        const uint8_t* bytes, const float* heads, const int8_t* x, const float* pairs,
+        Py_ssize_t blocks, float* sums
+    ) noexcept
+    void kv_panel_dot_q8_0(
+        const uint8_t* bytes, const float* heads, const int8_t* x, const float* pairs,
+        Py_ssize_t blocks, float* sums
+    ) noexcept
+
+
+cdef struct _Job:
+    const uint8_t* weights
+    Py_ssize_t rows, row_bytes, blocks, n
+    bint nibbles  # Q4_1: a panel has 16 rows, else 8
+    const int8_t* bytes
+    const float* pairs
+    float* out
+    int failed
+
+
+cdef void _multiply_panel(void* context, int64_t task) noexcept nogil:
+    """The task-th panel with all positions. A prefill is no decode step, so a task allocates its
+    panel."""
+    cdef _Job* job = <_Job*> context
+    cdef Py_ssize_t width = 16 if job.nibbles else 8, first = task * width, quad, p, v
+    cdef Py_ssize_t rows = min(width, job.rows - first)
+    cdef float sums[2 * QUAD * 8]
+    cdef uint8_t* bytes = <uint8_t*> malloc(
+        job.blocks * (PANEL_BYTES + PANEL_FLOATS * sizeof(float))
+    )
+    cdef float* heads = <float*> (bytes + job.blocks * PANEL_BYTES)
+    cdef const uint8_t* weights = job.weights + first * job.row_bytes
+    cdef const int8_t* x = job.bytes
+    cdef const float* pairs = job.pairs
+    cdef float* out
+    if bytes == NULL:
+        job.failed = 1
+        return
+    if job.nibbles:
+        kv_pack_q4_1(weights, job.row_bytes, rows, job.blocks, bytes, heads)
+    else:
+        kv_pack_q8_0(weights, job.row_bytes, rows, job.blocks, bytes, heads)
+    for quad in range((job.n + QUAD - 1) // QUAD):
+        if job.nibbles:
+            kv_panel_dot_q4_1(bytes, heads, x, pairs, job.blocks, sums)
+        else:
+            kv_panel_dot_q8_0(bytes, heads, x, pairs, job.blocks, sums)
+        for p in range(min(<Py_ssize_t> QUAD, job.n - quad * QUAD)):
+            out = job.out + (quad * QUAD + p) * job.rows + first
+            for v in range(rows // 8):
+                memcpy(out + 8 * v, sums + (v * QUAD + p) * 8, 8 * sizeof(float))
+            if rows % 8:
+                v = rows // 8
+                memcpy(out + 8 * v, sums + (v * QUAD + p) * 8, rows % 8 * sizeof(float))
+        x += job.blocks * BLOCK * QUAD
+        pairs += job.blocks * QUAD * 2
+    free(bytes)
+
+
+cdef class Quads:
+    """Up to ``positions`` vectors of up to ``cols`` float32, quantised four by four.
+
+    Attributes
+    ----------
+    n, cols : int
+        Of those taken last.
+    """
+
+    cdef readonly Py_ssize_t n, cols
+    cdef Py_ssize_t _room
+    cdef int8_t[::1] _bytes  # (quads, blocks, 8, 4, 4)
+    cdef float[::1] _pairs  # (quads, blocks, 4, 2)
+    cdef const float[:, ::1] _x
+
+    def __cinit__(self, Py_ssize_t positions, Py_ssize_t cols):
+        self._room = (positions + QUAD - 1) // QUAD * QUAD * (cols // BLOCK)
+        self._bytes = np.zeros(max(self._room, 1) * BLOCK, np.int8)
+        self._pairs = np.zeros(max(self._room, 1) * 2, np.float32)
+
+    def take(self, const float[:, ::1] x, int threads):
+        """Quantise x (n, cols); cols is a multiple of 32."""
+        cdef Py_ssize_t quads = (x.shape[0] + QUAD - 1) // QUAD
+        if x.shape[1] % BLOCK or quads * QUAD * (x.shape[1] // BLOCK) > self._room:
+            raise ValueError(
+                f"x has shape ({x.shape[0]}, {x.shape[1]}); its rows need whole blocks of {BLOCK}, and "
+                f"there is room for {self._room} blocks"
+            )
+        self.n, self.cols, self._x = x.shape[0], x.shape[1], x
+        with nogil:
+            parallel_for(_take_quad, <void*> self, quads, threads)
+        self._x = None
+
+    cdef void _quantise(self, Py_ssize_t quad) noexcept nogil:
+        cdef Py_ssize_t blocks = self.cols // BLOCK, first = quad * QUAD, b, p, step
+        cdef int8_t* out = &self._bytes[quad * blocks * BLOCK * QUAD]
+        cdef float* pairs = &self._pairs[quad * blocks * QUAD * 2]
+        cdef int8_t block[BLOCK]
+        for p in range(QUAD):
+            for b in range(blocks):
+                if first + p < self.n:
+                    quantise_block(
+                        &self._x[first + p, b * BLOCK], block, pairs + (b * QUAD + p) * 2
+                    )
+                else:
+                    memset(block, 0, BLOCK)
+                    pairs[(b * QUAD + p) * 2] = pairs[(b * QUAD + p) * 2 + 1] = 0
+                for step in range(BLOCK // 4):
+                    memcpy(out + ((b * (BLOCK // 4) + step) * QUAD + p) * 4, block + 4 * step, 4)
+
+    def multiply(self, Matrix matrix, float[:, ::1] out, int threads):
+        """out (n, rows) = what was taken @ matrix.T, for a matrix of Q8_0 or Q4_1.
+
+        Raises
+        ------
+        ValueError
+            Another kind of matrix or another shape.
+        MemoryError
+        """
+        cdef _Job job
+        cdef Py_ssize_t width = 16 if matrix.block_bytes == Q4_1_BYTES else 8
+        if not matrix.block_bytes or matrix.cols != self.cols:
+            raise ValueError(
+                f"{matrix.name} is {matrix.kind} and has {matrix.cols} columns; what was taken has "
+                f"{self.cols}, and Q8_0 and Q4_1 are multiplied on integers"
+            )
+        if out.shape[0] != self.n or out.shape[1] != matrix.rows:
+            raise ValueError(
+                f"out has shape ({out.shape[0]}, {out.shape[1]}); {self.n} positions by {matrix.name} "
+                f"need ({self.n}, {matrix.rows})"
+            )
+        job.weights, job.rows, job.row_bytes = matrix.data, matrix.rows, matrix.row_bytes
+        job.blocks, job.n, job.nibbles = self.cols // BLOCK, self.n, matrix.block_bytes == Q4_1_BYTES
+        job.bytes, job.pairs, job.out = &self._bytes[0], &self._pairs[0], &out[0, 0]
+        job.failed = 0
+        with nogil:
+            parallel_for(_multiply_panel, &job, (matrix.rows + width - 1) // width, threads)
+        if job.failed:
+            raise MemoryError(f"no memory for a panel of {matrix.name}")
+
+
+cdef void _take_quad(void* context, int64_t task) noexcept nogil:
+    (<Quads> context)._quantise(task)
