@@ -462,4 +462,41 @@ COLD = [
     ),
 ]
 
-MUTANTS = [*HOT, *COLD]
+_PANELS = "src/kvtrial/native/panels.h"
+
+
+def _weights(name: str, old: str, new: str, *ways: str) -> Mutant:
+    """A fault in the products of packed weights: ``ways`` are kinds of block and kernels."""
+    test = "test_quantised_products_round_each_block_of_activations"
+    red = tuple(f"tests/unit/test_engine_weights.py::{test}[5-66-96-{way}]" for way in ways)
+    return Mutant(f"weights: {name}", ("engine",), _PANELS, old, new, red)
+
+
+ENGINE = [
+    _weights(
+        "which activations meet the high nibbles",
+        "q_add_sums(dots[i], high, q_load_four(at + 16))",
+        "q_add_sums(dots[i], high, q_load_four(at))",
+        "Q4_1-decoded",
+    ),
+    _weights(
+        "where the high nibbles are unpacked to",
+        "q_store_i8(to + 8 * 32, q_high_nibbles(both))",
+        "q_store_i8(to + 6 * 32, q_high_nibbles(both))",
+        "Q4_1-prefilled",
+    ),
+    _weights(
+        "what a byte was raised by",
+        "q_mul(scale, q_set(-128))",
+        "q_mul(scale, q_set(-127))",
+        "Q8_0-prefilled",
+    ),
+    _weights(
+        "a row's place in its panel",
+        "memcpy(to + KV_PANEL_ROWS * i + 4 * r, block + i, 4);",
+        "memcpy(to + KV_PANEL_ROWS * i + 4 * (r ^ 1), block + i, 4);",
+        *(f"{kind}-{way}" for kind in ("Q4_1", "Q8_0") for way in ("decoded", "prefilled")),
+    ),
+]
+
+MUTANTS = [*HOT, *COLD, *ENGINE]

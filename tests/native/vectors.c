@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "panel_dots.h"
+#include "panels.h"
 #include "simd.h"
 #include "thread_pool.h"
 #include "xxh3.h"
@@ -175,9 +175,6 @@ static void integers(void) {
         }
         for (int i = 0; i < 8; i++) wanted[i] = bytes[8 + i];
         each_lane("kv_load_int8", kv_load_int8(bytes + 8), wanted, 0);
-        float got[8];
-        q_store(got, q_load_i8x8(bytes + 8));
-        for (int i = 0; i < 8; i++) check("q_load_i8x8", got[i], wanted[i], 0);
         kv_vi sums = kv_dot_int16(kv_widen_int8(bytes), kv_load_int16(words));
         for (int i = 0; i < 8; i++)
             wanted[i] = (float)(bytes[2 * i] * words[2 * i] + bytes[2 * i + 1] * words[2 * i + 1]);
@@ -218,8 +215,6 @@ static void weight_shims(void) {
         EACH("q_div", q_div(x, y), (float)((double)a[i] / b[i]), 0);
         EACH("q_max", q_max(x, y), fmaxf(a[i], b[i]), 0);
         EACH("q_fma", q_fma(x, y, q_load(c)), fmaf(a[i], b[i], c[i]), FUSED ? 0 : 1e-6);
-        q_store_halves_sum(got, x);
-        for (int i = 0; i < 4; i++) check("q_store_halves_sum", got[i], a[i] + a[i + 4], 0);
         for (int i = 0; i < 8; i++) a[i] = round % 2 ? 60 * a[i] : (float)(draw_below(254) - 127) + 0.5f;
         sum = 0;
         for (int i = 0; i < 8; i++) sum += rint((double)a[i]);
@@ -236,104 +231,96 @@ static void weight_shims(void) {
     }
 }
 
-/* Four rows of three blocks with up to four vectors; `nibbles` for Q4_1, else Q8_0. */
-static void row_dots(int nibbles) {
-    enum { BLOCKS = 3, COLS = 32 * BLOCKS, ROOM = BLOCKS * KV_Q8_0_BYTES };
-    uint8_t rows[4][ROOM];
-    int8_t x[4][COLS], spread[32];
-    float pairs[4][2 * BLOCKS], got[16];
-    kv_activation vectors[4];
-    int block_bytes = nibbles ? KV_Q4_1_BYTES : KV_Q8_0_BYTES;
-    for (int v = 0; v < 4; v++) {
-        for (int b = 0; b < BLOCKS; b++) {
-            int sum = 0;
-            for (int i = 0; i < 32; i++) {
-                int value = v ? draw_below(255) - 127 : i % 2 ? -127 : 127;
-                x[v][32 * b + i] = (int8_t)value, sum += value;
-            }
-            pairs[v][2 * b] = 0.01f + fabsf(draw_float());
-            pairs[v][2 * b + 1] = pairs[v][2 * b] * (float)sum;
-        }
-        vectors[v] = (kv_activation){.cols = COLS, .bytes = x[v], .pairs = pairs[v]};
-    }
-    double right[4][4] = {{0}}, size[4][4] = {{0}};
-    for (int r = 0; r < 4; r++)
-        for (int b = 0; b < BLOCKS; b++) {
-            uint8_t *block = rows[r] + b * block_bytes;
-            uint16_t head[2] = {kv_to_half(draw_float()), kv_to_half(draw_float())};
-            memcpy(block, head, nibbles ? 4 : 2);
-            for (int i = nibbles ? 4 : 2; i < block_bytes; i++)
-                block[i] = (uint8_t)(r ? draw_below(256) : nibbles ? 255 : 128);
-            if (nibbles) q_spread_nibbles(block + 4, spread);
-            for (int i = 0; i < 32; i++) {
-                int q = nibbles ? (i < 16 ? block[4 + i] & 15 : block[4 + i - 16] >> 4) : (int8_t)block[2 + i];
-                if (nibbles) check("q_spread_nibbles", spread[i], q, 0);
-                double weight = half_value(head[0]) * q + (nibbles ? half_value(head[1]) : 0);
-                for (int v = 0; v < 4; v++) {
-                    right[v][r] += weight * pairs[v][2 * b] * x[v][32 * b + i];
-                    size[v][r] += fabs(weight * pairs[v][2 * b] * x[v][32 * b + i]);
-                }
-            }
-        }
-    for (int n = 1; n <= 4; n++) {
-        if (nibbles)
-            kv_dot4_q4_1_bytes(rows[0], ROOM, vectors, n, got);
-        else
-            kv_dot4_q8_0_bytes(rows[0], ROOM, vectors, n, got);
-        for (int v = 0; v < n; v++)
-            for (int r = 0; r < 4; r++)
-                check(nibbles ? "a Q4_1 row" : "a Q8_0 row", got[4 * v + r], right[v][r], 1e-6 * size[v][r]);
-    }
-}
+/* Weights of GGUF blocks and vectors of bytes at random, but for the first row and the first vector, which are
+   at the integers' bounds; and what their products are, with the sizes of what is added up. */
+enum { BLOCKS = 3, COLS = 32 * BLOCKS, ROWS = 16, VECTORS = 4, ROOM = BLOCKS * KV_Q8_0_BYTES };
+static struct {
+    uint8_t rows[ROWS * ROOM];
+    float values[VECTORS][COLS], pairs[VECTORS][2 * BLOCKS], sums[VECTORS][BLOCKS];
+    int8_t bytes[VECTORS][COLS];
+    double right[VECTORS][ROWS], size[VECTORS][ROWS], floats[VECTORS][ROWS], floats_size[VECTORS][ROWS];
+} drawn;
 
-/* A panel with a row missing, and four positions; the first row and position are at their bounds. */
-static void panel_dots(int nibbles) {
-    enum { BLOCKS = 3, ROOM = BLOCKS * KV_Q8_0_BYTES };
-    static uint8_t rows[16][ROOM], bytes[BLOCKS * KV_PANEL_BYTES];
-    static float heads[BLOCKS * KV_PANEL_FLOATS], pairs[BLOCKS * KV_QUAD * 2], got[2 * KV_QUAD * 8];
-    static int8_t x[BLOCKS * 32 * KV_QUAD];
-    int n = nibbles ? 15 : 7, block_bytes = nibbles ? KV_Q4_1_BYTES : KV_Q8_0_BYTES;
-    double right[16][KV_QUAD] = {{0}}, size[16][KV_QUAD] = {{0}};
-    for (int b = 0; b < BLOCKS; b++)
-        for (int p = 0; p < KV_QUAD; p++) {
-            int sum = 0;
-            for (int i = 0; i < 32; i++) {
-                int value = p ? draw_below(255) - 127 : b % 2 ? -127 : 127;
-                x[((b * 8 + i / 4) * KV_QUAD + p) * 4 + i % 4] = (int8_t)value, sum += value;
-            }
-            float scale = 0.01f + fabsf(draw_float());
-            pairs[(b * KV_QUAD + p) * 2] = scale;
-            pairs[(b * KV_QUAD + p) * 2 + 1] = scale * (float)sum;
-        }
-    for (int r = 0; r < n; r++)
+static void draw_products(int nibbles) {
+    int block_bytes = nibbles ? KV_Q4_1_BYTES : KV_Q8_0_BYTES;
+    memset(&drawn, 0, sizeof drawn);
+    for (int v = 0; v < VECTORS; v++)
         for (int b = 0; b < BLOCKS; b++) {
-            uint8_t *block = rows[r] + b * block_bytes;
+            int sum = 0;
+            double total = 0;
+            for (int i = 0; i < 32; i++) {
+                int value = v ? draw_below(255) - 127 : b % 2 ? -127 : 127;
+                drawn.bytes[v][32 * b + i] = (int8_t)value, sum += value;
+                total += drawn.values[v][32 * b + i] = draw_float();
+            }
+            drawn.sums[v][b] = (float)total;
+            drawn.pairs[v][2 * b] = 0.01f + fabsf(draw_float());
+            drawn.pairs[v][2 * b + 1] = drawn.pairs[v][2 * b] * (float)sum;
+        }
+    for (int r = 0; r < ROWS; r++)
+        for (int b = 0; b < BLOCKS; b++) {
+            uint8_t *block = drawn.rows + (r * BLOCKS + b) * block_bytes;
             uint16_t head[2] = {kv_to_half(draw_float()), kv_to_half(draw_float())};
             memcpy(block, head, nibbles ? 4 : 2);
             for (int i = nibbles ? 4 : 2; i < block_bytes; i++)
                 block[i] = (uint8_t)(r ? draw_below(256) : nibbles ? 255 : b % 2 ? 128 : 127);
+            double d = half_value(head[0]), m = nibbles ? half_value(head[1]) : 0;
             for (int i = 0; i < 32; i++) {
                 int q = nibbles ? (i < 16 ? block[4 + i] & 15 : block[4 + i - 16] >> 4) : (int8_t)block[2 + i];
-                for (int p = 0; p < KV_QUAD; p++) {
-                    double scale = pairs[(b * KV_QUAD + p) * 2], at = x[((b * 8 + i / 4) * KV_QUAD + p) * 4 + i % 4];
-                    double d = half_value(head[0]), m = nibbles ? half_value(head[1]) : 0;
-                    right[r][p] += (d * q + m) * scale * at;
+                for (int v = 0; v < VECTORS; v++) {
+                    double x = (double)drawn.pairs[v][2 * b] * drawn.bytes[v][32 * b + i];
+                    drawn.right[v][r] += (d * q + m) * x;
                     /* The nibbles of Q8_0 are of w + 128: what is taken off again counts. */
-                    size[r][p] += (fabs(d * (nibbles ? q : 256)) + fabs(m)) * scale * fabs(at);
+                    drawn.size[v][r] += (fabs(d * (nibbles ? q : 256)) + fabs(m)) * fabs(x);
+                    x = drawn.values[v][32 * b + i];
+                    drawn.floats[v][r] += (d * q + m) * x;
+                    drawn.floats_size[v][r] += (fabs(d * q) + fabs(m)) * fabs(x);
                 }
             }
         }
-    if (nibbles) {
-        kv_pack_q4_1(rows[0], ROOM, n, BLOCKS, bytes, heads);
-        kv_panel_dot_q4_1(bytes, heads, x, pairs, BLOCKS, got);
-    } else {
-        kv_pack_q8_0(rows[0], ROOM, n, BLOCKS, bytes, heads);
-        kv_panel_dot_q8_0(bytes, heads, x, pairs, BLOCKS, got);
+}
+
+/* Rows [0, n) in one or two panels, the last of which is short, by the decode's kernels and by the prefill's. */
+static void panels(int nibbles, int n) {
+    static uint8_t packed[2][BLOCKS * KV_PANEL_ROWS * KV_Q8_0_BYTES], unpacked[BLOCKS * KV_UNPACKED_BYTES];
+    static float heads[BLOCKS * KV_UNPACKED_FLOATS], got[2 * KV_QUAD * 8], pairs[BLOCKS * KV_QUAD * 2];
+    static int8_t quad[BLOCKS * 32 * KV_QUAD];
+    int block_bytes = nibbles ? KV_Q4_1_BYTES : KV_Q8_0_BYTES, count = n > 8 ? 2 : 1;
+    kv_activation x[VECTORS];
+    draw_products(nibbles);
+    for (int p = 0; p < count; p++)
+        (nibbles ? kv_pack_q4_1 : kv_pack_q8_0)(drawn.rows + 8 * p * BLOCKS * block_bytes, BLOCKS * block_bytes,
+                                                n - 8 * p < 8 ? n - 8 * p : 8, BLOCKS, packed[p]);
+    for (int v = 0; v < VECTORS; v++) {
+        x[v] = (kv_activation){COLS, drawn.values[v], drawn.bytes[v], drawn.pairs[v], drawn.sums[v]};
+        for (int i = 0; i < COLS; i++) quad[(i / 4 * KV_QUAD + v) * 4 + i % 4] = drawn.bytes[v][i];
+        for (int i = 0; i < 2 * BLOCKS; i++) pairs[(i / 2 * KV_QUAD + v) * 2 + i % 2] = drawn.pairs[v][i];
     }
-    for (int r = 0; r <= n; r++) /* the missing one is zeros */
-        for (int p = 0; p < KV_QUAD; p++)
-            check(nibbles ? "a Q4_1 panel" : "a Q8_0 panel", got[(r / 8 * KV_QUAD + p) * 8 + r % 8], right[r][p],
-                  1e-6 * size[r][p]);
+    for (int p = 0; p < count; p++)
+        for (int vectors = 1; vectors <= VECTORS; vectors++)
+            for (int floats = 0; floats < 2; floats++) {
+                if (nibbles)
+                    (floats ? kv_dot8_q4_1_floats : kv_dot8_q4_1_bytes)(packed[p], 0, x, vectors, got);
+                else
+                    (floats ? kv_dot8_q8_0_floats : kv_dot8_q8_0_bytes)(packed[p], 0, x, vectors, got);
+                for (int v = 0; v < vectors; v++)
+                    for (int r = 8 * p; r < 8 * p + 8; r++) {
+                        double right = (floats ? drawn.floats : drawn.right)[v][r];
+                        double size = (floats ? drawn.floats_size : drawn.size)[v][r];
+                        check("a row of a panel", got[8 * v + r - 8 * p], r < n ? right : 0, 1e-6 * size);
+                    }
+            }
+    if (nibbles) {
+        kv_unpack_q4_1(packed[0], packed[count - 1], BLOCKS, unpacked, heads);
+        kv_dot_quad_q4_1(unpacked, heads, quad, pairs, BLOCKS, got);
+    } else {
+        kv_unpack_q8_0(packed[0], BLOCKS, unpacked, heads);
+        kv_dot_quad_q8_0(unpacked, heads, quad, pairs, BLOCKS, got);
+    }
+    for (int r = 0; r < (nibbles ? n : 8); r++)
+        for (int v = 0; v < VECTORS; v++)
+            check("a row of an unpacked panel", got[(r / 8 * KV_QUAD + v) * 8 + r % 8], r < n ? drawn.right[v][r] : 0,
+                  1e-6 * drawn.size[v][r]);
 }
 
 static void count_task(void *context, int64_t task) { __atomic_fetch_add((int *)context + task, 1, __ATOMIC_RELAXED); }
@@ -363,7 +350,7 @@ int main(void) {
     halves();
     integers();
     weight_shims();
-    for (int round = 0; round < 200; round++) row_dots(round % 2), panel_dots(round % 2);
+    for (int round = 0; round < 200; round++) panels(round % 2, 1 + round % 16);
     threads();
     page_checks();
     return finish();

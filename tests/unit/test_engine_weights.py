@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kvtrial.engine._panels import Quads
 from kvtrial.engine._regions import rms_norm_rows, swiglu_rows
-from kvtrial.engine._weights import Matrix
+from kvtrial.engine._weights import Matrix, packed_nbytes
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_1")
 
@@ -199,6 +199,19 @@ def test_unaligned_read_only_data(kind, offset):
     for quantised in (False, True):
         got = Matrix("w", kind, 6, 64, moved).multiply(x, quantised)
         assert (got == Matrix("w", kind, 6, 64, data).multiply(x, quantised)).all()
+
+
+@quantised_kinds
+def test_packed_weights_need_their_file_no_more(kind):
+    data, values = packed(kind, 9, 64)
+    room = np.empty(packed_nbytes(kind, 9, 64), np.uint8)
+    with pytest.raises(ValueError, match=f"room for w has {room.size - 1} bytes; .* {room.size}"):
+        Matrix("w", kind, 9, 64, data, room[1:])
+    matrix = Matrix("w", kind, 9, 64, data, room)
+    data[:] = 0
+    out = np.empty((9, 64), np.float32)
+    matrix.dequantise(0, 9, out)
+    np.testing.assert_allclose(out, values, rtol=1e-6, atol=1e-7)
 
 
 def test_read_only_output_is_refused():

@@ -1,8 +1,8 @@
 """Products of many positions with quantised weights, on integers: the prefill's.
 
 Positions are quantised per block of 32 to int8, as the decode quantises its activations, and lie
-four by four as panel_dots.h wants them. A task unpacks a panel of weight rows and takes all
-positions through it while it is in cache. An element's sum is made in one order, whatever the
+four by four as panels.h wants them. A task unpacks a panel or two of weights and takes all
+positions through them while they are in cache. An element's sum is made in one order, whatever the
 number of threads or of other positions.
 """
 
@@ -13,26 +13,24 @@ from libc.string cimport memcpy, memset
 import numpy as np
 
 from kvtrial._threads cimport parallel_for
-from kvtrial.engine._weights cimport BLOCK, Q4_1_BYTES, Matrix, quantise_block
+from kvtrial.engine._weights cimport BLOCK, PANEL_ROWS, Q4_1_BYTES, Matrix, quantise_block
 
-cdef extern from "panel_dots.h" nogil:
+cdef extern from "panels.h" nogil:
     enum:
-        PANEL_BYTES "KV_PANEL_BYTES"
-        PANEL_FLOATS "KV_PANEL_FLOATS"
+        UNPACKED_BYTES "KV_UNPACKED_BYTES"
+        UNPACKED_FLOATS "KV_UNPACKED_FLOATS"
         QUAD "KV_QUAD"
-    void kv_pack_q4_1(
-        const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks,
-        uint8_t* bytes, float* heads
+    void kv_unpack_q4_1(
+        const uint8_t* first, const uint8_t* second, Py_ssize_t blocks, uint8_t* bytes, float* heads
     ) noexcept
-    void kv_pack_q8_0(
-        const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks,
-        uint8_t* bytes, float* heads
+    void kv_unpack_q8_0(
+        const uint8_t* panel, Py_ssize_t blocks, uint8_t* bytes, float* heads
     ) noexcept
-    void kv_panel_dot_q4_1(
+    void kv_dot_quad_q4_1(
         const uint8_t* bytes, const float* heads, const int8_t* x, const float* pairs,
         Py_ssize_t blocks, float* sums
     ) noexcept
-    void kv_panel_dot_q8_0(
+    void kv_dot_quad_q8_0(
         const uint8_t* bytes, const float* heads, const int8_t* x, const float* pairs,
         Py_ssize_t blocks, float* sums
     ) noexcept
@@ -41,47 +39,55 @@ cdef extern from "panel_dots.h" nogil:
 cdef struct _Job:
     const uint8_t* weights
     Py_ssize_t rows, row_bytes, blocks, n
-    bint nibbles  # Q4_1: a panel has 16 rows, else 8
+    bint nibbles  # Q4_1: a task takes two panels, else one
     const int8_t* bytes
     const float* pairs
     float* out
     int failed
 
 
-cdef void _multiply_panel(void* context, int64_t task) noexcept nogil:
-    """The task-th panel with all positions. A prefill is no decode step, so a task allocates its
-    panel."""
+cdef void _multiply_panels(void* context, int64_t task) noexcept nogil:
+    """One or two panels with all positions. A prefill is no decode step, so a task allocates the
+    room that it unpacks them into."""
     cdef _Job* job = <_Job*> context
-    cdef Py_ssize_t width = 16 if job.nibbles else 8, first = task * width, quad, p, v
+    cdef Py_ssize_t width = (2 if job.nibbles else 1) * PANEL_ROWS, first = task * width, quad, p, v
     cdef Py_ssize_t rows = min(width, job.rows - first)
-    cdef float sums[2 * QUAD * 8]
+    cdef float sums[2 * QUAD * PANEL_ROWS]
     cdef uint8_t* bytes = <uint8_t*> malloc(
-        job.blocks * (PANEL_BYTES + PANEL_FLOATS * sizeof(float))
+        job.blocks * (UNPACKED_BYTES + UNPACKED_FLOATS * sizeof(float))
     )
-    cdef float* heads = <float*> (bytes + job.blocks * PANEL_BYTES)
-    cdef const uint8_t* weights = job.weights + first * job.row_bytes
+    cdef float* heads = <float*> (bytes + job.blocks * UNPACKED_BYTES)
+    cdef const uint8_t* panel = job.weights + first * job.row_bytes
     cdef const int8_t* x = job.bytes
     cdef const float* pairs = job.pairs
     cdef float* out
     if bytes == NULL:
         job.failed = 1
         return
-    if job.nibbles:
-        kv_pack_q4_1(weights, job.row_bytes, rows, job.blocks, bytes, heads)
+    if not job.nibbles:
+        kv_unpack_q8_0(panel, job.blocks, bytes, heads)
+    elif rows > PANEL_ROWS:
+        kv_unpack_q4_1(panel, panel + PANEL_ROWS * job.row_bytes, job.blocks, bytes, heads)
     else:
-        kv_pack_q8_0(weights, job.row_bytes, rows, job.blocks, bytes, heads)
+        kv_unpack_q4_1(panel, panel, job.blocks, bytes, heads)
     for quad in range((job.n + QUAD - 1) // QUAD):
         if job.nibbles:
-            kv_panel_dot_q4_1(bytes, heads, x, pairs, job.blocks, sums)
+            kv_dot_quad_q4_1(bytes, heads, x, pairs, job.blocks, sums)
         else:
-            kv_panel_dot_q8_0(bytes, heads, x, pairs, job.blocks, sums)
+            kv_dot_quad_q8_0(bytes, heads, x, pairs, job.blocks, sums)
         for p in range(min(<Py_ssize_t> QUAD, job.n - quad * QUAD)):
             out = job.out + (quad * QUAD + p) * job.rows + first
-            for v in range(rows // 8):
-                memcpy(out + 8 * v, sums + (v * QUAD + p) * 8, 8 * sizeof(float))
-            if rows % 8:
-                v = rows // 8
-                memcpy(out + 8 * v, sums + (v * QUAD + p) * 8, rows % 8 * sizeof(float))
+            for v in range(rows // PANEL_ROWS):
+                memcpy(
+                    out + PANEL_ROWS * v, sums + (v * QUAD + p) * PANEL_ROWS,
+                    PANEL_ROWS * sizeof(float),
+                )
+            if rows % PANEL_ROWS:
+                v = rows // PANEL_ROWS
+                memcpy(
+                    out + PANEL_ROWS * v, sums + (v * QUAD + p) * PANEL_ROWS,
+                    rows % PANEL_ROWS * sizeof(float),
+                )
         x += job.blocks * BLOCK * QUAD
         pairs += job.blocks * QUAD * 2
     free(bytes)
@@ -147,7 +153,7 @@ cdef class Quads:
         MemoryError
         """
         cdef _Job job
-        cdef Py_ssize_t width = 16 if matrix.block_bytes == Q4_1_BYTES else 8
+        cdef Py_ssize_t width = PANEL_ROWS * (2 if matrix.block_bytes == Q4_1_BYTES else 1)
         if not matrix.block_bytes or matrix.cols != self.cols:
             raise ValueError(
                 f"{matrix.name} is {matrix.kind} and has {matrix.cols} columns; what was taken has "
@@ -163,7 +169,7 @@ cdef class Quads:
         job.bytes, job.pairs, job.out = &self._bytes[0], &self._pairs[0], &out[0, 0]
         job.failed = 0
         with nogil:
-            parallel_for(_multiply_panel, &job, (matrix.rows + width - 1) // width, threads)
+            parallel_for(_multiply_panels, &job, (matrix.rows + width - 1) // width, threads)
         if job.failed:
             raise MemoryError(f"no memory for a panel of {matrix.name}")
 

@@ -1,8 +1,9 @@
 from libc.stdint cimport int8_t, uint8_t
 
-cdef extern from "row_dots.h" nogil:
+cdef extern from "panels.h" nogil:
     enum:
         BLOCK "KV_BLOCK"
+        PANEL_ROWS "KV_PANEL_ROWS"
         Q4_1_BYTES "KV_Q4_1_BYTES"
         Q8_0_BYTES "KV_Q8_0_BYTES"
     ctypedef struct Activation "kv_activation":
@@ -13,9 +14,9 @@ cdef extern from "row_dots.h" nogil:
         const float* sums
 
 
-# Rows row_bytes apart (0: one row, four times over) with n <= KV_DOT_VECTORS vectors.
-# sums: OUT (n, 4).
-ctypedef void (*dot4_t)(
+# A panel, or eight rows row_bytes apart (0: one row, eight times over), with n <= KV_DOT_VECTORS vectors.
+# sums: OUT (n, 8).
+ctypedef void (*dot8_t)(
     const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil
 
@@ -33,7 +34,8 @@ cdef struct Product:
     const uint8_t* weights
     Py_ssize_t rows
     Py_ssize_t row_bytes
-    dot4_t dot4
+    bint panels
+    dot8_t dot8
     const Target* targets  # (batch,)
 
 
@@ -43,9 +45,11 @@ cdef class Matrix:
     cdef readonly Py_ssize_t rows, cols, row_bytes, block_bytes
     cdef const uint8_t[::1] _bytes
     cdef const uint8_t* data
-    cdef dot4_t quantised_dot4
-    cdef dot4_t float_dot4
+    cdef dot8_t quantised_dot8
+    cdef dot8_t float_dot8
 
+    cdef object _packed(self, const uint8_t[::1] data, object room)
+    cdef void _dequantise_panels_row(self, Py_ssize_t row, float* out) noexcept nogil
     cdef void dequantise_row(self, Py_ssize_t row, float* out) noexcept nogil
     cdef Product product(self, const Target* targets, bint quantised) noexcept nogil
 

@@ -1,8 +1,9 @@
-"""Weights as they lie in the file, and products with them.
+"""Weights, and products with them.
 
-A `Matrix` stays quantised. `dequantise` writes rows as float32 (embedding rows, GEMM tiles of the
-prefill); the decode multiplies the blocks directly, with float32 activations or with activations
-quantised per block of 32 to int8. Four rows are summed at a time; a row's sum is made in one order
+A `Matrix` stays quantised: Q8_0 and Q4_1 are packed once into panels of eight rows (panels.h), F16
+and F32 stay as they lie in the file. `dequantise` writes rows as float32 (embedding rows, GEMM tiles of
+the prefill); the decode multiplies the weights directly, with float32 activations or with activations
+quantised per block of 32 to int8. Eight rows are summed at a time; a row's sum is made in one order
 whatever the number of threads or the batch, so results are bitwise the same.
 
 The scale and the block sum of a quantised activation are float32: in fp16 the sum of a block of
@@ -32,18 +33,28 @@ cdef extern from "quants.h" nogil:
     float q_max_lane(q_f32x8 a)
     float q_half(const void* p)
     q_f32x8 q_load_f16(const void* p)
-    void q_spread_nibbles(const void* p, int8_t* out)
-    q_f32x8 q_load_i8x8(const void* p)
     int q_round_i8x8(q_f32x8 a, int8_t* out)
 
-cdef extern from "row_dots.h" nogil:
+cdef extern from "panels.h" nogil:
     enum:
         DOT_VECTORS "KV_DOT_VECTORS"
-    void kv_dot4_q4_1_bytes(
-        const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
+    void kv_pack_q4_1(
+        const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks, uint8_t* panel
     ) noexcept
-    void kv_dot4_q8_0_bytes(
-        const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
+    void kv_pack_q8_0(
+        const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks, uint8_t* panel
+    ) noexcept
+    void kv_dot8_q4_1_bytes(
+        const uint8_t* panel, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
+    ) noexcept
+    void kv_dot8_q8_0_bytes(
+        const uint8_t* panel, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
+    ) noexcept
+    void kv_dot8_q4_1_floats(
+        const uint8_t* panel, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
+    ) noexcept
+    void kv_dot8_q8_0_floats(
+        const uint8_t* panel, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
     ) noexcept
 
 cdef enum:
@@ -52,107 +63,45 @@ cdef enum:
     MAX_TASK_ROWS = 512
 
 
-# --- dots of four rows with unquantised vectors; those with bytes are in row_dots.h ---
+# --- dots of eight rows that lie one by one; those of panels are in panels.h ---
 
-cdef void _dot4_q4_1_floats(
+cdef void _dot8_f16(
     const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil:
-    cdef q_f32x8 acc[4 * DOT_VECTORS]
-    cdef float offsets[4 * DOT_VECTORS]
-    cdef q_f32x8 weights[4]
-    cdef int8_t spread[BLOCK]
-    cdef const uint8_t* block
-    cdef float scale, offset
-    cdef Py_ssize_t b, v
-    cdef int r, i
-    for i in range(4 * n):
-        acc[i] = q_set(0)
-        offsets[i] = 0
-    for b in range(x.cols // BLOCK):
-        for r in range(4):
-            block = rows + r * row_bytes + b * Q4_1_BYTES
-            q_spread_nibbles(block + 4, spread)
-            for i in range(4):
-                weights[i] = q_load_i8x8(spread + 8 * i)
-            scale, offset = q_half(block), q_half(block + 2)
-            for v in range(n):
-                _add_block(weights, scale, x[v].values + b * BLOCK, acc + 4 * v + r)
-                offsets[4 * v + r] += offset * x[v].sums[b]
-    for i in range(4 * n):
-        sums[i] = q_sum(acc[i]) + offsets[i]
-
-
-cdef void _dot4_q8_0_floats(
-    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
-) noexcept nogil:
-    cdef q_f32x8 acc[4 * DOT_VECTORS]
-    cdef q_f32x8 weights[4]
-    cdef const uint8_t* block
-    cdef float scale
-    cdef Py_ssize_t b, v
-    cdef int r, i
-    for i in range(4 * n):
-        acc[i] = q_set(0)
-    for b in range(x.cols // BLOCK):
-        for r in range(4):
-            block = rows + r * row_bytes + b * Q8_0_BYTES
-            scale = q_half(block)
-            for i in range(4):
-                weights[i] = q_load_i8x8(block + 2 + 8 * i)
-            for v in range(n):
-                _add_block(weights, scale, x[v].values + b * BLOCK, acc + 4 * v + r)
-    for i in range(4 * n):
-        sums[i] = q_sum(acc[i])
-
-
-cdef inline void _add_block(
-    const q_f32x8* weights, float scale, const float* x, q_f32x8* acc
-) noexcept nogil:
-    """acc: IN/OUT (8,) plus scale times a block's weights (32,) times x (32,)."""
-    cdef q_f32x8 dot = q_mul(weights[0], q_load(x))
-    cdef int i
-    for i in range(1, 4):
-        dot = q_fma(weights[i], q_load(x + 8 * i), dot)
-    acc[0] = q_fma(q_set(scale), dot, acc[0])
-
-
-cdef void _dot4_f16(
-    const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
-) noexcept nogil:
-    cdef q_f32x8 acc[4]
+    cdef q_f32x8 acc[PANEL_ROWS]
     cdef Py_ssize_t whole = x.cols - x.cols % 8, c, v
     cdef int r
     for v in range(n):
-        for r in range(4):
+        for r in range(PANEL_ROWS):
             acc[r] = q_set(0)
         for c in range(0, whole, 8):
-            for r in range(4):
+            for r in range(PANEL_ROWS):
                 acc[r] = q_fma(q_load_f16(rows + r * row_bytes + 2 * c), q_load(x[v].values + c), acc[r])
-        for r in range(4):
-            sums[4 * v + r] = q_sum(acc[r])
+        for r in range(PANEL_ROWS):
+            sums[PANEL_ROWS * v + r] = q_sum(acc[r])
             for c in range(whole, x.cols):
-                sums[4 * v + r] += q_half(rows + r * row_bytes + 2 * c) * x[v].values[c]
+                sums[PANEL_ROWS * v + r] += q_half(rows + r * row_bytes + 2 * c) * x[v].values[c]
 
 
-cdef void _dot4_f32(
+cdef void _dot8_f32(
     const uint8_t* rows, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
 ) noexcept nogil:
-    cdef q_f32x8 acc[4]
+    cdef q_f32x8 acc[PANEL_ROWS]
     cdef const float* row
     cdef Py_ssize_t whole = x.cols - x.cols % 8, c, v
     cdef int r
     for v in range(n):
-        for r in range(4):
+        for r in range(PANEL_ROWS):
             acc[r] = q_set(0)
         for c in range(0, whole, 8):
-            for r in range(4):
+            for r in range(PANEL_ROWS):
                 row = <const float*> (rows + r * row_bytes)
                 acc[r] = q_fma(q_load(row + c), q_load(x[v].values + c), acc[r])
-        for r in range(4):
+        for r in range(PANEL_ROWS):
             row = <const float*> (rows + r * row_bytes)
-            sums[4 * v + r] = q_sum(acc[r])
+            sums[PANEL_ROWS * v + r] = q_sum(acc[r])
             for c in range(whole, x.cols):
-                sums[4 * v + r] += row[c] * x[v].values[c]
+                sums[PANEL_ROWS * v + r] += row[c] * x[v].values[c]
 
 
 # --- products ---
@@ -160,21 +109,24 @@ cdef void _dot4_f32(
 cdef void _multiply_rows(
     const Product* product, Py_ssize_t start, Py_ssize_t stop, const Activation* x, Py_ssize_t n
 ) noexcept nogil:
-    """Rows [start, stop) of a product. A row group stays in cache for the whole batch, so the
-    weights are read from memory once; a tail of fewer than four goes row by row."""
-    cdef float sums[4 * DOT_VECTORS]
+    """Rows [start, stop) of a product; start is a multiple of 8. Eight rows stay in cache for the
+    whole batch, so the weights are read from memory once. Panels are whole; of rows that lie one by
+    one, a tail of fewer than eight goes one by one."""
+    cdef float sums[PANEL_ROWS * DOT_VECTORS]
     cdef Py_ssize_t row = start, count, vectors, first, v
+    cdef bint whole
     while row < stop:
-        count = 4 if row + 4 <= stop else 1
+        whole = product.panels or row + PANEL_ROWS <= stop
+        count = min(<Py_ssize_t> PANEL_ROWS, stop - row) if whole else 1
         first = 0
         while first < n:
             vectors = min(n - first, <Py_ssize_t> DOT_VECTORS)
-            product.dot4(
+            product.dot8(
                 product.weights + row * product.row_bytes,
-                product.row_bytes if count == 4 else 0, x + first, vectors, sums,
+                product.row_bytes if whole else 0, x + first, vectors, sums,
             )
             for v in range(vectors):
-                _put(product.targets + first + v, row, sums + 4 * v, count)
+                _put(product.targets + first + v, row, sums + PANEL_ROWS * v, count)
             first += vectors
         row += count
 
@@ -201,7 +153,8 @@ cdef struct _Job:
 
 cdef Py_ssize_t _task_rows(Py_ssize_t rows, int threads) noexcept nogil:
     """Rows of a task: a few tasks a thread, long enough to stream and short enough to balance."""
-    cdef Py_ssize_t share = (rows // (TASKS_PER_THREAD * threads) + 3) // 4 * 4
+    cdef Py_ssize_t share = rows // (TASKS_PER_THREAD * threads)
+    share = (share + PANEL_ROWS - 1) // PANEL_ROWS * PANEL_ROWS
     return min(max(share, <Py_ssize_t> MIN_TASK_ROWS), <Py_ssize_t> MAX_TASK_ROWS)
 
 
@@ -237,6 +190,12 @@ cdef void multiply(
     for i in range(n_products):
         tasks += _tasks(products + i, threads)
     parallel_for(_run_task, &job, tasks, threads)
+
+
+def packed_nbytes(str kind, Py_ssize_t rows, Py_ssize_t cols):
+    """Bytes of a matrix's panels; 0 for F32 and F16, which stay in their file."""
+    cdef Py_ssize_t whole = (rows + PANEL_ROWS - 1) // PANEL_ROWS * PANEL_ROWS
+    return whole * (cols // BLOCK) * {"Q4_1": Q4_1_BYTES, "Q8_0": Q8_0_BYTES}.get(kind, 0)
 
 
 cdef class Activations:
@@ -302,6 +261,11 @@ cdef void quantise_block(const float* x, int8_t* out, float* pair) noexcept nogi
     pair[1] = scale * total
 
 
+ctypedef void (*pack_t)(
+    const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks, uint8_t* panel
+) noexcept nogil
+
+
 cdef class Matrix:
     """A weight matrix (rows, cols) in its file's format.
 
@@ -312,7 +276,9 @@ cdef class Matrix:
     rows, cols : int
         ``cols`` is a multiple of 32 for Q8_0 and Q4_1.
     data : uint8 (nbytes,)
-        Kept alive, never copied; may be read-only.
+        As the file has it; may be read-only. F32 and F16 keep it, never copied.
+    room : uint8 (packed_nbytes,), optional
+        Where Q8_0 and Q4_1 are packed; made here where it is not given.
 
     Attributes
     ----------
@@ -320,85 +286,111 @@ cdef class Matrix:
         Bytes of a block of 32 weights, 0 for F32 and F16.
     """
 
-    def __cinit__(self, str name, str kind, Py_ssize_t rows, Py_ssize_t cols, data):
+    def __cinit__(
+        self, str name, str kind, Py_ssize_t rows, Py_ssize_t cols, const uint8_t[::1] data, room=None
+    ):
         self.name = name
         self.kind = kind
         self.rows = rows
         self.cols = cols
         if kind == "F32":
             self.row_bytes = 4 * cols
-            self.quantised_dot4 = self.float_dot4 = _dot4_f32
+            self.quantised_dot8 = self.float_dot8 = _dot8_f32
         elif kind == "F16":
             self.row_bytes = 2 * cols
-            self.quantised_dot4 = self.float_dot4 = _dot4_f16
+            self.quantised_dot8 = self.float_dot8 = _dot8_f16
         elif kind == "Q8_0":
             self.block_bytes = Q8_0_BYTES
-            self.row_bytes = cols // BLOCK * Q8_0_BYTES
-            self.quantised_dot4 = kv_dot4_q8_0_bytes
-            self.float_dot4 = _dot4_q8_0_floats
+            self.quantised_dot8 = kv_dot8_q8_0_bytes
+            self.float_dot8 = kv_dot8_q8_0_floats
         elif kind == "Q4_1":
             self.block_bytes = Q4_1_BYTES
-            self.row_bytes = cols // BLOCK * Q4_1_BYTES
-            self.quantised_dot4 = kv_dot4_q4_1_bytes
-            self.float_dot4 = _dot4_q4_1_floats
+            self.quantised_dot8 = kv_dot8_q4_1_bytes
+            self.float_dot8 = kv_dot8_q4_1_floats
         else:
             raise ValueError(f"{name} has kind {kind!r}; allowed: F32, F16, Q8_0, Q4_1")
-        if rows < 1 or cols < 1 or (kind.startswith("Q") and cols % BLOCK):
+        if rows < 1 or cols < 1 or (self.block_bytes and cols % BLOCK):
             raise ValueError(
                 f"{name} has shape ({rows}, {cols}); {kind} needs at least one row and, in blocks "
                 f"of {BLOCK}, whole rows"
             )
-        self._bytes = data
-        if self._bytes.shape[0] != rows * self.row_bytes:
+        if self.block_bytes:
+            self.row_bytes = cols // BLOCK * self.block_bytes
+        if data.shape[0] != rows * self.row_bytes:
             raise ValueError(
-                f"{name} has {self._bytes.shape[0]} bytes; {kind} of shape ({rows}, {cols}) takes "
+                f"{name} has {data.shape[0]} bytes; {kind} of shape ({rows}, {cols}) takes "
                 f"{rows * self.row_bytes}"
             )
+        if self.block_bytes:
+            self._bytes = self._packed(data, room)
+        else:
+            self._bytes = data
         self.data = &self._bytes[0]
 
-    @property
-    def nbytes(self):
-        """Bytes of the weights as stored."""
-        return self._bytes.shape[0]
+    cdef object _packed(self, const uint8_t[::1] data, object room):
+        """The panels of a file's rows."""
+        cdef Py_ssize_t nbytes = packed_nbytes(self.kind, self.rows, self.cols), panel, row, n
+        cdef pack_t pack = kv_pack_q4_1 if self.block_bytes == Q4_1_BYTES else kv_pack_q8_0
+        cdef uint8_t[::1] panels = np.empty(nbytes, np.uint8) if room is None else room
+        if panels.shape[0] != nbytes:
+            raise ValueError(
+                f"room for {self.name} has {panels.shape[0]} bytes; its panels take {nbytes}"
+            )
+        with nogil:
+            for panel in range((self.rows + PANEL_ROWS - 1) // PANEL_ROWS):
+                row = panel * PANEL_ROWS
+                n = min(<Py_ssize_t> PANEL_ROWS, self.rows - row)
+                pack(
+                    &data[row * self.row_bytes], self.row_bytes, n, self.cols // BLOCK,
+                    &panels[row * self.row_bytes],
+                )
+        return panels
 
     cdef Product product(self, const Target* targets, bint quantised) noexcept nogil:
         cdef Product p
         p.weights = self.data
         p.rows = self.rows
         p.row_bytes = self.row_bytes
-        p.dot4 = self.quantised_dot4 if quantised else self.float_dot4
+        p.panels = self.block_bytes > 0
+        p.dot8 = self.quantised_dot8 if quantised else self.float_dot8
         p.targets = targets
         return p
 
     cdef void dequantise_row(self, Py_ssize_t row, float* out) noexcept nogil:
-        cdef const uint8_t* block = self.data + row * self.row_bytes
-        cdef int8_t spread[BLOCK]
-        cdef const void* values
-        cdef float scale, offset
-        cdef Py_ssize_t b, c
-        cdef int i
-        if self.row_bytes == 4 * self.cols:
-            memcpy(out, block, self.row_bytes)
-        elif self.row_bytes == 2 * self.cols:
-            for c in range(self.cols):
-                out[c] = q_half(block + 2 * c)
+        cdef const uint8_t* at = self.data + row * self.row_bytes
+        cdef Py_ssize_t c
+        if self.block_bytes:
+            self._dequantise_panels_row(row, out)
+        elif self.row_bytes == 4 * self.cols:
+            memcpy(out, at, self.row_bytes)
         else:
-            for b in range(self.cols // BLOCK):
-                scale = q_half(block)
-                if self.block_bytes == Q4_1_BYTES:
-                    offset = q_half(block + 2)
-                    q_spread_nibbles(block + 4, spread)
-                    values = spread
-                    block += Q4_1_BYTES
-                else:
-                    offset = 0
-                    values = block + 2
-                    block += Q8_0_BYTES
-                for i in range(0, BLOCK, 8):
-                    q_store(
-                        out + b * BLOCK + i,
-                        q_fma(q_set(scale), q_load_i8x8(<const int8_t*> values + i), q_set(offset)),
-                    )
+            for c in range(self.cols):
+                out[c] = q_half(at + 2 * c)
+
+    cdef void _dequantise_panels_row(self, Py_ssize_t row, float* out) noexcept nogil:
+        cdef Py_ssize_t lane = row % PANEL_ROWS, _b
+        cdef const uint8_t* block = self.data + (row - lane) * self.row_bytes
+        cdef const uint8_t* codes
+        cdef float scale, offset
+        cdef int s, i
+        for _b in range(self.cols // BLOCK):
+            scale = q_half(block + 2 * lane)
+            if self.block_bytes == Q4_1_BYTES:
+                offset = q_half(block + 2 * (PANEL_ROWS + lane))
+                codes = block + 4 * PANEL_ROWS + 4 * lane
+                for s in range(4):
+                    for i in range(4):
+                        out[4 * s + i] = scale * (codes[i] & 15) + offset
+                        out[16 + 4 * s + i] = scale * (codes[i] >> 4) + offset
+                    codes += 4 * PANEL_ROWS
+            else:
+                codes = block + 2 * PANEL_ROWS + 4 * lane
+                for s in range(8):
+                    for i in range(4):
+                        out[4 * s + i] = scale * <int8_t> codes[i]
+                    codes += 4 * PANEL_ROWS
+            block += self.block_bytes * PANEL_ROWS
+            out += BLOCK
 
     def dequantise(self, Py_ssize_t start, Py_ssize_t stop, float[:, ::1] out):
         """Rows [start, stop) as float32 into ``out`` (at least stop - start, cols)."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvtrial.contract import F32
 from kvtrial.engine._regions import Head, Layer
-from kvtrial.engine._weights import Matrix
+from kvtrial.engine._weights import Matrix, packed_nbytes
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.errors import GgufInvalid
-from kvtrial.engine.gguf import GgufFile
+from kvtrial.engine.gguf import GgufFile, GgufTensor
+
+HUGE_PAGE = 2 << 20
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the regions multiply with; matrices stay as they lie in the file's map."""
+    """What the regions multiply with; quantised matrices are packed, others stay in the file's map."""
 
     embedding: Matrix
     layers: tuple[Layer, ...]
@@ -71,6 +74,8 @@ class _Taker:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.taken: set[str] = set()
+        sizes = [_room_nbytes(t) for t in file.tensors.values() if len(t.shape) == 2]
+        self._room = _huge_pages(sum(sizes))
 
     def matrix(self, name: str, rows: int, cols: int) -> Matrix:
         tensor = self.file.tensor(name)
@@ -80,7 +85,10 @@ class _Taker:
                 f"({rows}, {cols})"
             )
         self.taken.add(name)
-        return Matrix(name, tensor.kind.name, rows, cols, tensor.data)
+        kind = tensor.kind.name
+        room = self._room[: packed_nbytes(kind, rows, cols)]
+        self._room = self._room[_room_nbytes(tensor) :]
+        return Matrix(name, kind, rows, cols, tensor.data, room)
 
     def vector(self, name: str, size: int) -> F32:
         """A small tensor as float32, whatever it is stored as."""
@@ -94,3 +102,18 @@ class _Taker:
         out = np.empty((1, size), np.float32)
         Matrix(name, tensor.kind.name, 1, size, tensor.data).dequantise(0, 1, out)
         return out[0]
+
+
+def _room_nbytes(tensor: GgufTensor) -> int:
+    """What a matrix's panels take, in whole cache lines."""
+    return -(-packed_nbytes(tensor.kind.name, *tensor.shape) // 64) * 64
+
+
+def _huge_pages(nbytes: int) -> np.ndarray:
+    """Zeros, uint8 (nbytes,), in one piece for all matrices, so that huge pages can back it."""
+    region = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(region, np.uint8)
+    start = -whole.ctypes.data % HUGE_PAGE
+    return whole[start : start + nbytes]

@@ -1,5 +1,4 @@
-/* Vector shims for the weight kernels; the loops over them are in row_dots.h, panel_dots.h and the
- * .pyx.
+/* Vector shims for the weight kernels; the loops over them are in panels.h and the .pyx.
  *
  * Eight float lanes (q_f32x8), 32 bytes (q_i8x32). AVX2 + FMA + F16C or NEON (quants_neon.h) where the
  * compiler targets them, else GCC/clang vector types. Loads and stores are unaligned everywhere.
@@ -60,53 +59,10 @@ static inline float q_half(const void *p)
 
 static inline q_i8x32 q_load_i8(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
-static inline q_i8x32 q_load_nibbles(const void *p)
-{
-    __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
-    both = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
-    return _mm256_and_si256(both, _mm256_set1_epi8(15));
-}
-
-/* The 32-bit lanes of a and b at even places (odd: at odd places), half by half. */
-static inline __m256i q_even_lanes(__m256i a, __m256i b)
-{
-    return _mm256_castps_si256(
-        _mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0x88));
-}
-static inline __m256i q_odd_lanes(__m256i a, __m256i b)
-{
-    return _mm256_castps_si256(
-        _mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0xdd));
-}
-
-/* Dots of four rows with x, in two parts each: lanes r and r + 4 add to row r. w is 0..15, x
- * -127..127: four sums of two products, 15240, stay inside int16. */
-static inline q_f32x8 q_dot4_nibbles(const q_i8x32 *w, q_i8x32 x)
-{
-    __m256i fold[2];
-    for (int i = 0; i < 2; i++) {
-        __m256i a = _mm256_maddubs_epi16(w[2 * i], x), b = _mm256_maddubs_epi16(w[2 * i + 1], x);
-        fold[i] = _mm256_add_epi16(_mm256_blend_epi32(a, b, 0xcc), _mm256_alignr_epi8(b, a, 8));
-    }
-    __m256i s = _mm256_add_epi16(q_even_lanes(fold[0], fold[1]), q_odd_lanes(fold[0], fold[1]));
-    return _mm256_cvtepi32_ps(_mm256_madd_epi16(s, _mm256_set1_epi16(1)));
-}
-
-/* The same for w in -128..127, as |w| * (x * sign w); 2 * 128 * 127 stays inside int16. */
-static inline q_f32x8 q_dot4_bytes(const q_i8x32 *w, q_i8x32 x)
-{
-    __m256i fold[2], dot[4];
-    for (int r = 0; r < 4; r++)
-        dot[r] = _mm256_madd_epi16(
-            _mm256_maddubs_epi16(_mm256_abs_epi8(w[r]), _mm256_sign_epi8(x, w[r])),
-            _mm256_set1_epi16(1));
-    for (int i = 0; i < 2; i++)
-        fold[i] = _mm256_add_epi32(
-            _mm256_blend_epi32(dot[2 * i], dot[2 * i + 1], 0xcc),
-            _mm256_alignr_epi8(dot[2 * i + 1], dot[2 * i], 8));
-    return _mm256_cvtepi32_ps(
-        _mm256_add_epi32(q_even_lanes(fold[0], fold[1]), q_odd_lanes(fold[0], fold[1])));
-}
+static inline void q_store_i8(void *p, q_i8x32 a) { _mm256_storeu_si256((__m256i *)p, a); }
+static inline q_i8x32 q_low_nibbles(q_i8x32 a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
+static inline q_i8x32 q_high_nibbles(q_i8x32 a) { return q_low_nibbles(_mm256_srli_epi16(a, 4)); }
+static inline q_i8x32 q_flip_signs(q_i8x32 a) { return _mm256_xor_si256(a, _mm256_set1_epi8(-128)); }
 
 /* Eight sums of products, each of four bytes of w, 0..15, with the four of x, -127..127; eight times four
  * products, 30480 a half, stay inside int16. */
@@ -137,51 +93,20 @@ static inline q_f32x8 q_sums_join(q_sums high, q_sums low)
                                                _mm256_madd_epi16(low, _mm256_set1_epi16(1))));
 }
 
-/* Eight bytes to float. */
-static inline q_f32x8 q_load_i8x8(const void *p)
+/* The same for w in -128..127, as |w| * (x * sign w); 2 * 128 * 127 stays inside int16. */
+typedef __m256i q_wide_sums;
+static inline q_wide_sums q_no_wide_sums(void) { return _mm256_setzero_si256(); }
+static inline q_wide_sums q_add_wide_sums(q_wide_sums sums, q_i8x32 w, q_i8x32 x)
 {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+static inline q_f32x8 q_wide_sums_float(q_wide_sums a) { return _mm256_cvtepi32_ps(a); }
 
-/* 16 bytes of nibbles to 32 bytes. */
-static inline void q_spread_nibbles(const void *p, int8_t *out)
+/* Byte i of each four, signed, to float. */
+static inline q_f32x8 q_quarter(q_i8x32 a, int i)
 {
-    _mm256_storeu_si256((__m256i *)out, q_load_nibbles(p));
-}
-
-/* The first 4 bytes of four blocks, a row apart. */
-static inline __m128i q_headers(const uint8_t *block, ptrdiff_t row_bytes)
-{
-    __m128i h[4];
-    for (int r = 0; r < 4; r++) {
-        int32_t bits;
-        memcpy(&bits, block + r * row_bytes, 4);
-        h[r] = _mm_cvtsi32_si128(bits);
-    }
-    return _mm_unpacklo_epi64(_mm_unpacklo_epi32(h[0], h[1]), _mm_unpacklo_epi32(h[2], h[3]));
-}
-
-/* Of Q4_1 blocks of four rows. scale: OUT d in lanes r and r + 4; offset: OUT m in r + 4, else 0. */
-static inline void q_headers_q4_1(
-    const uint8_t *block, ptrdiff_t row_bytes, q_f32x8 *scale, q_f32x8 *offset)
-{
-    const __m128i d_then_m = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-    __m256 both = _mm256_cvtph_ps(_mm_shuffle_epi8(q_headers(block, row_bytes), d_then_m));
-    *scale = _mm256_permute2f128_ps(both, both, 0x00);
-    *offset = _mm256_permute2f128_ps(both, both, 0x18);
-}
-
-/* Of Q8_0 blocks of four rows: d in lanes r and r + 4. */
-static inline q_f32x8 q_headers_q8_0(const uint8_t *block, ptrdiff_t row_bytes)
-{
-    const __m128i d_twice = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
-    return _mm256_cvtph_ps(_mm_shuffle_epi8(q_headers(block, row_bytes), d_twice));
-}
-
-/* out: OUT (4,) lane r + lane r + 4. */
-static inline void q_store_halves_sum(float *out, q_f32x8 a)
-{
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(a, 24 - 8 * i), 24));
 }
 
 /* Nearest integers (ties to even) of 8 values already inside int8, stored as bytes; their sum. */
@@ -257,32 +182,18 @@ static inline q_f32x8 q_load_f16(const void *p)
 }
 
 static inline q_i8x32 q_load_i8(const void *p) { q_i8x32 a; memcpy(&a, p, 32); return a; }
-static inline void q_spread_nibbles(const void *p, int8_t *out)
+static inline void q_store_i8(void *p, q_i8x32 a) { memcpy(p, &a, 32); }
+static inline q_i8x32 q_low_nibbles(q_i8x32 a) { return a & 15; }
+static inline q_i8x32 q_high_nibbles(q_i8x32 a) { return a >> 4 & 15; }
+static inline q_i8x32 q_flip_signs(q_i8x32 a) { return a ^ -128; }
+/* Byte i of each four, signed, to float. */
+static inline q_f32x8 q_quarter(q_i8x32 a, int i)
 {
-    const uint8_t *b = (const uint8_t *)p;
-    for (int i = 0; i < 16; i++) {
-        out[i] = (int8_t)(b[i] & 15);
-        out[i + 16] = (int8_t)(b[i] >> 4);
-    }
+    q_f32x8 floats;
+    for (int lane = 0; lane < 8; lane++)
+        floats[lane] = (float)a[4 * lane + i];
+    return floats;
 }
-static inline q_i8x32 q_load_nibbles(const void *p)
-{
-    int8_t bytes[32];
-    q_spread_nibbles(p, bytes);
-    return q_load_i8(bytes);
-}
-static inline q_f32x8 q_dot4_bytes(const q_i8x32 *w, q_i8x32 x)
-{
-    q_f32x8 a;
-    for (int i = 0; i < 8; i++) {
-        int s = 0;
-        for (int j = i / 4 * 16; j < i / 4 * 16 + 16; j++)
-            s += (int)w[i % 4][j] * (int)x[j];
-        a[i] = (float)s;
-    }
-    return a;
-}
-static inline q_f32x8 q_dot4_nibbles(const q_i8x32 *w, q_i8x32 x) { return q_dot4_bytes(w, x); }
 
 typedef q_i32x8 q_sums;
 static inline q_i8x32 q_load_four(const void *p)
@@ -302,34 +213,10 @@ static inline q_sums q_add_sums(q_sums sums, q_i8x32 w, q_i8x32 x)
 static inline q_f32x8 q_sums_float(q_sums a) { return __builtin_convertvector(a, q_f32x8); }
 static inline q_f32x8 q_sums_join(q_sums high, q_sums low) { return q_sums_float(16 * high + low); }
 
-static inline q_f32x8 q_load_i8x8(const void *p)
-{
-    q_f32x8 a;
-    for (int i = 0; i < 8; i++)
-        a[i] = (float)((const int8_t *)p)[i];
-    return a;
-}
-
-static inline q_f32x8 q_headers_q8_0(const uint8_t *block, ptrdiff_t row_bytes)
-{
-    q_f32x8 a;
-    for (int i = 0; i < 8; i++)
-        a[i] = q_half(block + i % 4 * row_bytes);
-    return a;
-}
-static inline void q_headers_q4_1(
-    const uint8_t *block, ptrdiff_t row_bytes, q_f32x8 *scale, q_f32x8 *offset)
-{
-    *scale = q_headers_q8_0(block, row_bytes);
-    *offset = q_headers_q8_0(block + 2, row_bytes);
-    for (int r = 0; r < 4; r++)
-        (*offset)[r] = 0;
-}
-static inline void q_store_halves_sum(float *out, q_f32x8 a)
-{
-    for (int r = 0; r < 4; r++)
-        out[r] = a[r] + a[r + 4];
-}
+typedef q_i32x8 q_wide_sums;
+static inline q_wide_sums q_no_wide_sums(void) { return q_no_sums(); }
+static inline q_wide_sums q_add_wide_sums(q_wide_sums sums, q_i8x32 w, q_i8x32 x) { return q_add_sums(sums, w, x); }
+static inline q_f32x8 q_wide_sums_float(q_wide_sums a) { return q_sums_float(a); }
 
 static inline int q_round_i8x8(q_f32x8 a, int8_t *out)
 {

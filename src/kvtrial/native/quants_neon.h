@@ -51,43 +51,32 @@ static inline q_i8x32 q_load_i8(const void *p)
     const int8_t *bytes = p;
     return (q_i8x32){vld1q_s8(bytes), vld1q_s8(bytes + 16)};
 }
-static inline q_i8x32 q_load_nibbles(const void *p)
+static inline void q_store_i8(void *p, q_i8x32 a)
 {
-    uint8x16_t both = vld1q_u8(p);
-    return (q_i8x32){vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))),
-                     vreinterpretq_s8_u8(vshrq_n_u8(both, 4))};
+    int8_t *bytes = p;
+    vst1q_s8(bytes, a.low);
+    vst1q_s8(bytes + 16, a.high);
 }
-static inline void q_spread_nibbles(const void *p, int8_t *out)
+static inline int8x16_t q_low_half(int8x16_t a) { return vandq_s8(a, vdupq_n_s8(15)); }
+static inline int8x16_t q_high_half(int8x16_t a)
 {
-    q_i8x32 bytes = q_load_nibbles(p);
-    vst1q_s8(out, bytes.low);
-    vst1q_s8(out + 16, bytes.high);
+    return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(a), 4));
 }
+static inline int8x16_t q_flip_half(int8x16_t a) { return veorq_s8(a, vdupq_n_s8(-128)); }
+static inline q_i8x32 q_low_nibbles(q_i8x32 a) { return (q_i8x32){q_low_half(a.low), q_low_half(a.high)}; }
+static inline q_i8x32 q_high_nibbles(q_i8x32 a) { return (q_i8x32){q_high_half(a.low), q_high_half(a.high)}; }
+static inline q_i8x32 q_flip_signs(q_i8x32 a) { return (q_i8x32){q_flip_half(a.low), q_flip_half(a.high)}; }
 
-/* Four sums of four products each, onto `sums`; w in -128..127, x in -127..127. */
-static inline int32x4_t q_add_products(int32x4_t sums, int8x16_t w, int8x16_t x)
+/* Byte i of each four, signed, to float. */
+static inline float32x4_t q_quarter_half(int8x16_t a, int i)
 {
-#ifdef __ARM_FEATURE_DOTPROD
-    return vdotq_s32(sums, w, x);
-#else
-    /* Two products, 2 * 128 * 127, stay inside int16. */
-    return vpadalq_s16(sums, vmlal_high_s8(vmull_s8(vget_low_s8(w), vget_low_s8(x)), w, x));
-#endif
+    int32x4_t up = vshlq_s32(vreinterpretq_s32_s8(a), vdupq_n_s32(24 - 8 * i));
+    return vcvtq_f32_s32(vshrq_n_s32(up, 24));
 }
-static inline float32x4_t q_dot4_half(int8x16_t w0, int8x16_t w1, int8x16_t w2, int8x16_t w3, int8x16_t x)
+static inline q_f32x8 q_quarter(q_i8x32 a, int i)
 {
-    const int32x4_t zero = vdupq_n_s32(0);
-    int32x4_t ab = vpaddq_s32(q_add_products(zero, w0, x), q_add_products(zero, w1, x));
-    int32x4_t cd = vpaddq_s32(q_add_products(zero, w2, x), q_add_products(zero, w3, x));
-    return vcvtq_f32_s32(vpaddq_s32(ab, cd));
+    return q_pair(q_quarter_half(a.low, i), q_quarter_half(a.high, i));
 }
-/* Dots of four rows with x, in two parts each: lanes r and r + 4 add to row r. */
-static inline q_f32x8 q_dot4_bytes(const q_i8x32 *w, q_i8x32 x)
-{
-    return q_pair(q_dot4_half(w[0].low, w[1].low, w[2].low, w[3].low, x.low),
-                  q_dot4_half(w[0].high, w[1].high, w[2].high, w[3].high, x.high));
-}
-static inline q_f32x8 q_dot4_nibbles(const q_i8x32 *w, q_i8x32 x) { return q_dot4_bytes(w, x); }
 
 typedef struct { int32x4_t low, high; } q_sums;
 static inline q_i8x32 q_load_four(const void *p)
@@ -104,7 +93,7 @@ static inline int32x4_t q_add_fours(int32x4_t sums, int8x16_t w, int8x16_t x)
     return vdotq_s32(sums, w, x);
 #else
     int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
-    return vpadalq_s16(sums, vpaddq_s16(low, high)); /* two products, 2 * 15 * 127, stay inside int16 */
+    return vpadalq_s16(sums, vpaddq_s16(low, high)); /* two products, 2 * 128 * 127, stay inside int16 */
 #endif
 }
 /* Eight sums of products, each of four bytes of w, 0..15, with the four of x, -127..127. */
@@ -119,32 +108,11 @@ static inline q_f32x8 q_sums_join(q_sums high, q_sums low)
     return q_sums_float((q_sums){vmlaq_n_s32(low.low, high.low, 16), vmlaq_n_s32(low.high, high.high, 16)});
 }
 
-static inline q_f32x8 q_load_i8x8(const void *p)
-{
-    int16x8_t wide = vmovl_s8(vld1_s8(p));
-    return q_pair(vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_high_s16(wide)));
-}
-
-/* The fp16 that four blocks begin with, a row apart. */
-static inline float32x4_t q_headers(const uint8_t *block, ptrdiff_t row_bytes)
-{
-    uint16_t bits[4];
-    for (int r = 0; r < 4; r++)
-        memcpy(bits + r, block + r * row_bytes, 2);
-    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(bits)));
-}
-static inline q_f32x8 q_headers_q8_0(const uint8_t *block, ptrdiff_t row_bytes)
-{
-    float32x4_t d = q_headers(block, row_bytes);
-    return q_pair(d, d);
-}
-static inline void q_headers_q4_1(
-    const uint8_t *block, ptrdiff_t row_bytes, q_f32x8 *scale, q_f32x8 *offset)
-{
-    *scale = q_headers_q8_0(block, row_bytes);
-    *offset = q_pair(vdupq_n_f32(0), q_headers(block + 2, row_bytes));
-}
-static inline void q_store_halves_sum(float *out, q_f32x8 a) { vst1q_f32(out, vaddq_f32(a.low, a.high)); }
+/* The same for w in -128..127. */
+typedef q_sums q_wide_sums;
+static inline q_wide_sums q_no_wide_sums(void) { return q_no_sums(); }
+static inline q_wide_sums q_add_wide_sums(q_wide_sums sums, q_i8x32 w, q_i8x32 x) { return q_add_sums(sums, w, x); }
+static inline q_f32x8 q_wide_sums_float(q_wide_sums a) { return q_sums_float(a); }
 
 static inline int q_round_i8x8(q_f32x8 a, int8_t *out)
 {
