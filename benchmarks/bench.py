@@ -1,8 +1,9 @@
-"""How near attention, decode and prefill come to this machine's ceilings, beside the committed figures.
+"""How near attention and decode come to this machine's ceilings, and a prefill to float32's.
 
-``python benchmarks/bench.py [--write]``, or ``make bench``: about two minutes on one thread. A fraction
-more than a tenth below the one in ``baseline.json`` is marked; ``--write`` makes today's figures the
-baseline. It is no test: on another machine, or beside busy neighbours, the figures are others.
+``python benchmarks/bench.py [--write]``, or ``make bench``: about two minutes on one thread, beside the
+committed figures. A fraction more than a tenth below the one in ``baseline.json`` is marked; ``--write``
+makes today's figures the baseline. It is no test: on another machine, or beside busy neighbours, the
+figures are others.
 """
 
 from __future__ import annotations

@@ -428,7 +428,7 @@ def _needs(model: str, registered: dict[str, Any]) -> tuple[int | None, int | No
     largest = max(rows(cell["context"], cell["sessions"]) for cell in cells)
     longest = max(cell["context"] for cell in cells)
     # A store and the snapshot that fills it; on disk the snapshots, Z1, Z2 and the plain file.
-    memory_bytes = largest + max(largest + path.stat().st_size, HEADROOM_BYTES)
+    memory_bytes = largest + path.stat().st_size + max(largest, HEADROOM_BYTES)
     cold = 4 * rows(registered["cold"]["prefix_tokens"])
     snapshots = sum(rows(cell["context"], cell["sessions"]) for cell in cells)
     return memory_bytes, snapshots + cold, f"{path.stem} at {longest:,} positions"

@@ -107,7 +107,7 @@ def measure(
         raise ConfigError(f"{count} blocks give no interval; give {fewest} or more")
     loaded = models.load_model(gguf)
     ids = workload.session_tokens(loaded.tokenizer, cell["context"], 0)
-    if why := snapshots.too_large(registered, shape_of(loaded), cell):
+    if why := snapshots.too_large(registered, shape_of(loaded), gguf.stat().st_size, cell):
         raise ConfigError(f"{why}: free some, or give a smaller --context")
     with tempfile.TemporaryDirectory(prefix="kvtrial-try-") as folder:
         stage = Stage(

@@ -113,6 +113,7 @@ def test_chunks_of_any_size_give_the_same_logits(tiny):
     model, expected = tiny
     ids = expected["ids"][:49]
     whole = model.logits(ids, activations="fp32")
+    divergence = []
     for chunk in (1, 7, 16, 48):
         session = model.open_store("any", tokens=49).open_session()
         seen = []
@@ -128,6 +129,9 @@ def test_chunks_of_any_size_give_the_same_logits(tiny):
         step = model.decoder(activations="fp32").step([session], ids[48:])[0]
         np.testing.assert_allclose(step, whole[48], atol=1e-5 * np.abs(whole).max())
         assert session.length(0) == 49
+        quantised = model.open_store("any", tokens=48).open_session()
+        divergence.append(kld(whole[47], model.prefill(quantised, ids[:48], chunk=chunk)))
+    assert max(divergence) <= 1e-3
 
 
 @pytest.mark.parametrize("activations", ["quantised", "fp32"])

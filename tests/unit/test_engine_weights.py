@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from kvtrial.engine._panels import Quads
-from kvtrial.engine._regions import rms_norm_rows, swiglu_rows
+from kvtrial.engine._regions import rms_norm_rows, rotate_rows, swiglu_rows
 from kvtrial.engine._weights import Matrix, packed_nbytes
+
+from kvtrial.engine import weights
+from kvtrial.engine.config import ModelConfig
+from kvtrial.engine.gguf import read_gguf
 
 KINDS = ("F32", "F16", "Q8_0", "Q4_1")
 
@@ -250,6 +255,34 @@ def test_norm_and_swiglu(n):
     expected = wide / (1 + np.exp(-wide)) * x
     swiglu_rows(gate, x, threads=1)
     np.testing.assert_allclose(gate, expected, rtol=1e-5, atol=1e-30)
+
+
+def test_rows_that_do_not_fit_together_are_refused():
+    four, five = (np.ones((n, 8), np.float32) for n in (4, 5))
+    with pytest.raises(ValueError, match="rows 5 by 8 do not fit"):
+        rms_norm_rows(five, four[0], 1e-5, four, threads=1)
+    with pytest.raises(ValueError, match="up has 5 by 8 floats, gate 4 by 8"):
+        swiglu_rows(four, five, threads=1)
+    with pytest.raises(ValueError, match="turns are 5 of 8 floats, rows 4 of 8"):
+        rotate_rows(four.reshape(4, 1, 8), five.reshape(5, 2, 4), False, threads=1)
+
+
+def test_no_rows_are_nothing_to_do():
+    none = np.empty((0, 8), np.float32)
+    rms_norm_rows(none, np.ones(8, np.float32), 1e-5, none, threads=2)
+    swiglu_rows(none, none, threads=2)
+    rotate_rows(none.reshape(0, 1, 8), none.reshape(0, 2, 4), False, threads=2)
+    data, _ = packed("Q4_1", 8, 64)
+    assert prefilled(Matrix("w", "Q4_1", 8, 64, data), np.empty((0, 64), np.float32)).shape == (
+        0,
+        8,
+    )
+
+
+def test_a_system_without_huge_pages_loads_models_too(monkeypatch):
+    monkeypatch.setattr(weights.mmap, "MADV_HUGEPAGE", 1 << 20)  # no advice that a system knows
+    file = read_gguf(Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf")
+    assert weights.load_weights(file, ModelConfig.from_gguf(file)).head.output.rows == 320
 
 
 def test_floating_point_mode_is_the_processes():

@@ -388,9 +388,10 @@ def test_a_cell_that_the_machine_cannot_hold_is_left_out_and_said(run, model):
     shape = shape_of(model)
     cell = {"context": 2**20, "sessions": 64, "threads": 1}
     registered = protocol.load(run / "protocol.json")
-    said = workload.too_large(registered, shape, cell)
+    said = workload.too_large(registered, shape, 0, cell)
     assert said is not None and said.startswith("64 sessions of 1048576 positions need ")
-    assert workload.too_large(registered, shape, CELLS[0]) is None
+    assert workload.too_large(registered, shape, 0, CELLS[0]) is None
+    assert workload.too_large(registered, shape, 2**60, CELLS[0]) is not None
 
 
 def test_skipped_cells_are_events_and_are_not_measured(run, tmp_path, arguments):

@@ -77,7 +77,7 @@ cdef void _multiply_panels(void* context, int64_t task) noexcept nogil:
             kv_dot_quad_q8_0(bytes, heads, x, pairs, job.blocks, sums)
         for p in range(min(<Py_ssize_t> QUAD, job.n - quad * QUAD)):
             out = job.out + (quad * QUAD + p) * job.rows + first
-            for v in range(rows // PANEL_ROWS):
+            for v in range(rows // PANEL_ROWS):  # of one size: no call for eight floats
                 memcpy(
                     out + PANEL_ROWS * v, sums + (v * QUAD + p) * PANEL_ROWS,
                     PANEL_ROWS * sizeof(float),
@@ -164,6 +164,8 @@ cdef class Quads:
                 f"out has shape ({out.shape[0]}, {out.shape[1]}); {self.n} positions by {matrix.name} "
                 f"need ({self.n}, {matrix.rows})"
             )
+        if not self.n:
+            return
         job.weights, job.rows, job.row_bytes = matrix.data, matrix.rows, matrix.row_bytes
         job.blocks, job.n, job.nibbles = self.cols // BLOCK, self.n, matrix.block_bytes == Q4_1_BYTES
         job.bytes, job.pairs, job.out = &self._bytes[0], &self._pairs[0], &out[0, 0]

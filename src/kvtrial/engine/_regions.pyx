@@ -148,6 +148,10 @@ def rms_norm_rows(
 ):
     """RMSNorm of each row of x (n, hidden) into out (at least n, hidden)."""
     cdef _Rows job
+    if out.shape[0] < x.shape[0] or not x.shape[1] == weight.shape[0] == out.shape[1]:
+        raise ValueError(f"rows {x.shape[0]} by {x.shape[1]} do not fit their weight or their output")
+    if not x.shape[0]:
+        return
     job.row, job.n, job.size = _norm_row, x.shape[0], x.shape[1]
     job.other, job.weight, job.eps, job.out = &x[0, 0], &weight[0], eps, &out[0, 0]
     with nogil:
@@ -157,6 +161,12 @@ def rms_norm_rows(
 def swiglu_rows(float[:, ::1] gate, const float[:, ::1] up, int threads):
     """silu(gate) * up into gate (n, ffn)."""
     cdef _Rows job
+    if up.shape[0] != gate.shape[0] or up.shape[1] != gate.shape[1]:
+        raise ValueError(
+            f"up has {up.shape[0]} by {up.shape[1]} floats, gate {gate.shape[0]} by {gate.shape[1]}"
+        )
+    if not gate.shape[0]:
+        return
     job.row, job.n, job.size = _swiglu_row, gate.shape[0], gate.shape[1]
     job.x, job.other = &gate[0, 0], &up[0, 0]
     with nogil:
@@ -166,6 +176,12 @@ def swiglu_rows(float[:, ::1] gate, const float[:, ::1] up, int threads):
 def rotate_rows(float[:, :, ::1] x, const float[:, :, ::1] turns, bint neox, int threads):
     """RoPE in place of x (n, heads, head_dim) by turns (n, 2, head_dim / 2)."""
     cdef _Rows job
+    if turns.shape[0] != x.shape[0] or 2 * turns.shape[2] != x.shape[2]:
+        raise ValueError(
+            f"turns are {turns.shape[0]} of {2 * turns.shape[2]} floats, rows {x.shape[0]} of {x.shape[2]}"
+        )
+    if not x.shape[0]:
+        return
     job.row, job.n, job.size, job.heads = _rotate_row, x.shape[0], x.shape[2], x.shape[1]
     job.x, job.other, job.neox = &x[0, 0, 0], &turns[0, 0, 0], neox
     with nogil:

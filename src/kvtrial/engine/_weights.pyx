@@ -24,7 +24,6 @@ cdef extern from "quants.h" nogil:
         pass
     q_f32x8 q_set(float a)
     q_f32x8 q_load(const float* p)
-    void q_store(float* p, q_f32x8 a)
     q_f32x8 q_add(q_f32x8 a, q_f32x8 b)
     q_f32x8 q_mul(q_f32x8 a, q_f32x8 b)
     q_f32x8 q_fma(q_f32x8 a, q_f32x8 b, q_f32x8 c)
@@ -267,7 +266,7 @@ ctypedef void (*pack_t)(
 
 
 cdef class Matrix:
-    """A weight matrix (rows, cols) in its file's format.
+    """A weight matrix (rows, cols) in a format of GGUF; Q8_0 and Q4_1 in panels.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ class Model:
     def from_gguf(
         cls, file: GgufFile, *, name: str | None = None, synthetic: bool = False
     ) -> Model:
-        """Build a model on a file's memory map.
+        """Build a model of a file: quantised matrices are packed, others stay in its map.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class Model:
             Threads of the matrix products; the attention uses those of its store.
         activations : {"quantised", "fp32"}
             As `decoder`'s: "quantised" multiplies Q8_0 and Q4_1 weights on integers, 32 activations a
-            scale; "fp32" in float32 through BLAS, in about two and a half times the time.
+            scale; "fp32" goes through BLAS in float32, and is slower.
 
         Returns
         -------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from dataclasses import dataclass
 
@@ -112,7 +113,7 @@ def _room_nbytes(tensor: GgufTensor) -> int:
 def _huge_pages(nbytes: int) -> np.ndarray:
     """Zeros, uint8 (nbytes,), in one piece for all matrices, so that huge pages can back it."""
     region = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    with contextlib.suppress(AttributeError, OSError):  # a system that has none still has memory
         region.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(region, np.uint8)
     start = -whole.ctypes.data % HUGE_PAGE

@@ -75,7 +75,7 @@ KV_INLINE void kv_prefetch_block(const uint8_t *at, int block_bytes)
         __builtin_prefetch(at + KV_PREFETCH_BYTES + line);
 }
 
-/* ---- the decode: up to four vectors; sums: OUT (n, 8). n is a constant in every instance. */
+/* ---- up to four vectors; sums: OUT (n, 8). n is a constant in every instance. */
 
 KV_INLINE void kv_dot_q4_1(const uint8_t *panel, const kv_activation *x, int n, float *sums)
 {
@@ -173,13 +173,23 @@ KV_INLINE void kv_dot_floats(int nibbles, const uint8_t *panel, const kv_activat
         q_store(sums + 8 * i, acc[i]);
 }
 
+KV_INLINE void kv_dot_floats_q4_1(const uint8_t *panel, const kv_activation *x, int n, float *sums)
+{
+    kv_dot_floats(1, panel, x, n, sums);
+}
+
+KV_INLINE void kv_dot_floats_q8_0(const uint8_t *panel, const kv_activation *x, int n, float *sums)
+{
+    kv_dot_floats(0, panel, x, n, sums);
+}
+
 /* An instance for each n, so that its accumulators stay in registers. */
-#define KV_EACH_N(...) \
+#define KV_EACH_N(kernel) \
     switch (n) { \
-    case 1: __VA_ARGS__(panel, x, 1, sums); break; \
-    case 2: __VA_ARGS__(panel, x, 2, sums); break; \
-    case 3: __VA_ARGS__(panel, x, 3, sums); break; \
-    default: __VA_ARGS__(panel, x, KV_DOT_VECTORS, sums); \
+    case 1: kernel(panel, x, 1, sums); break; \
+    case 2: kernel(panel, x, 2, sums); break; \
+    case 3: kernel(panel, x, 3, sums); break; \
+    default: kernel(panel, x, KV_DOT_VECTORS, sums); \
     }
 
 /* row_bytes has no use here: panels have a type in common with rows that lie one by one. */
@@ -198,13 +208,13 @@ static void kv_dot8_q8_0_bytes(
 static void kv_dot8_q4_1_floats(
     const uint8_t *panel, ptrdiff_t row_bytes, const kv_activation *x, ptrdiff_t n, float *sums)
 {
-    kv_dot_floats(1, panel, x, (int)n, sums);
+    KV_EACH_N(kv_dot_floats_q4_1)
 }
 
 static void kv_dot8_q8_0_floats(
     const uint8_t *panel, ptrdiff_t row_bytes, const kv_activation *x, ptrdiff_t n, float *sums)
 {
-    kv_dot_floats(0, panel, x, (int)n, sums);
+    KV_EACH_N(kv_dot_floats_q8_0)
 }
 
 /* ---- the prefill: panels unpacked for many positions, four of which go through them at a time

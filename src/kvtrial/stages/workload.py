@@ -45,7 +45,7 @@ from kvtrial.stages.progress import Progress
 STORE = "K1"
 
 
-#: Beside the pool, a measured process holds probes, weights and the interpreter.
+#: Beside pool and weights, a measured process holds probes and the interpreter.
 HEADROOM_BYTES = 1 << 30
 
 
@@ -55,11 +55,13 @@ def shape_of_file(gguf: Path) -> dict[str, int]:
     return {key: getattr(config, key) for key in ("layers", "q_heads", "kv_heads", "head_dim")}
 
 
-def too_large(protocol: dict[str, Any], shape: dict[str, int], cell: Cell) -> str | None:
+def too_large(
+    protocol: dict[str, Any], shape: dict[str, int], weight_bytes: int, cell: Cell
+) -> str | None:
     """Why this machine can't hold a cell, or None: to swap would measure the disk."""
     tokens = cell["context"] + protocol["m2"]["warmup_steps"] + protocol["decode_steps"]
     pool = budget_bytes(shape, tokens, cell["sessions"], protocol["page_tokens"])
-    needed, available = pool + HEADROOM_BYTES, machine.available_memory_bytes()
+    needed, available = pool + weight_bytes + HEADROOM_BYTES, machine.available_memory_bytes()
     if needed <= available:
         return None
     return (
@@ -123,8 +125,8 @@ def save(folder: Path, session: KVSession, ids: list[int], facts: dict[str, Any]
         shutil.rmtree(beside, ignore_errors=True)
 
 
-#: Positions at which attention costs as much as all else: a prefill's work grows with the square.
-_EVEN_POSITIONS = 4096
+#: Positions at which attention costs as much as all else, roughly: a prefill's work grows with the square.
+_EVEN_POSITIONS = 1024
 
 
 def work(positions: int) -> float:
@@ -207,11 +209,11 @@ class Plan:
     @classmethod
     def of(cls, stage: Stage) -> Plan:
         """The plan of a run on this machine, as much memory as it has now."""
-        shape = shape_of_file(stage.gguf)
+        shape, weight_bytes = shape_of_file(stage.gguf), stage.gguf.stat().st_size
         skipped = {
             gates.cell_name(cell): reason
             for cell in stage.cells()
-            if (reason := too_large(stage.protocol, shape, cell)) is not None
+            if (reason := too_large(stage.protocol, shape, weight_bytes, cell)) is not None
         }
         held = [cell for cell in stage.cells() if gates.cell_name(cell) not in skipped]
         needed = contexts(stage.protocol, held)
