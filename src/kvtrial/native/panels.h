@@ -183,39 +183,23 @@ KV_INLINE void kv_dot_floats_q8_0(const uint8_t *panel, const kv_activation *x, 
     kv_dot_floats(0, panel, x, n, sums);
 }
 
-/* An instance for each n, so that its accumulators stay in registers. */
-#define KV_EACH_N(kernel) \
-    switch (n) { \
-    case 1: kernel(panel, x, 1, sums); break; \
-    case 2: kernel(panel, x, 2, sums); break; \
-    case 3: kernel(panel, x, 3, sums); break; \
-    default: kernel(panel, x, KV_DOT_VECTORS, sums); \
+/* An instance for each n, so that its accumulators stay in registers. row_bytes has no use here: panels have
+   a type in common with rows that lie one by one. */
+#define KV_DOT8(name, kernel) \
+    static void name( \
+        const uint8_t *panel, ptrdiff_t row_bytes, const kv_activation *x, ptrdiff_t n, float *sums) \
+    { \
+        switch (n) { \
+        case 1: kernel(panel, x, 1, sums); break; \
+        case 2: kernel(panel, x, 2, sums); break; \
+        case 3: kernel(panel, x, 3, sums); break; \
+        default: kernel(panel, x, KV_DOT_VECTORS, sums); \
+        } \
     }
-
-/* row_bytes has no use here: panels have a type in common with rows that lie one by one. */
-static void kv_dot8_q4_1_bytes(
-    const uint8_t *panel, ptrdiff_t row_bytes, const kv_activation *x, ptrdiff_t n, float *sums)
-{
-    KV_EACH_N(kv_dot_q4_1)
-}
-
-static void kv_dot8_q8_0_bytes(
-    const uint8_t *panel, ptrdiff_t row_bytes, const kv_activation *x, ptrdiff_t n, float *sums)
-{
-    KV_EACH_N(kv_dot_q8_0)
-}
-
-static void kv_dot8_q4_1_floats(
-    const uint8_t *panel, ptrdiff_t row_bytes, const kv_activation *x, ptrdiff_t n, float *sums)
-{
-    KV_EACH_N(kv_dot_floats_q4_1)
-}
-
-static void kv_dot8_q8_0_floats(
-    const uint8_t *panel, ptrdiff_t row_bytes, const kv_activation *x, ptrdiff_t n, float *sums)
-{
-    KV_EACH_N(kv_dot_floats_q8_0)
-}
+KV_DOT8(kv_dot8_q4_1_bytes, kv_dot_q4_1)
+KV_DOT8(kv_dot8_q8_0_bytes, kv_dot_q8_0)
+KV_DOT8(kv_dot8_q4_1_floats, kv_dot_floats_q4_1)
+KV_DOT8(kv_dot8_q8_0_floats, kv_dot_floats_q8_0)
 
 /* ---- the prefill: panels unpacked for many positions, four of which go through them at a time
  *
