@@ -38,7 +38,7 @@ setup:  ## .venv with the pinned dependencies and the compiled kernels; quick wh
 verdict: setup  ## the answer: which KV cache this machine should run
 	@$(SNAKEMAKE) show $(CHOSEN) $(ARGS)
 
-smoke: setup  ## every stage on a tiny model, in a few minutes
+smoke: setup  ## every stage on a tiny model, in about two minutes
 	@$(PY) -m snakemake --cores all --profile profiles/smoke report show $(ARGS)
 
 full: PROFILE = full

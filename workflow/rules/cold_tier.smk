@@ -12,6 +12,8 @@ rule cold_tier:
         RUN.log("cold_tier"),
     conda:
         "../../environment.yml"
+    # Before the stages that all wait for the same machine: alone at the end it would leave a core idle.
+    priority: 1
     threads: workflow.cores
     resources:
         machine=1,

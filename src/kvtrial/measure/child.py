@@ -136,6 +136,7 @@ def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list
         )
     out = Path(argv[2])
     note = _note_path(out)
+    gc.freeze()  # what was imported stays; to look through it is most of a collection's time
     try:
         rows = measure(spec, lambda candidate: _replace(note, candidate))
     except machine.NotEnoughMemory as error:
