@@ -6,6 +6,9 @@
 
 use crate::fault::{Code, Fault};
 use crate::pool::Shape;
+#[cfg(kv_wide)]
+use crate::simd;
+use crate::simd::{Lanes, F8};
 use crate::store::low_bits;
 use crate::tile::{exp, finite_or_zero, State, Tile, BAND};
 use std::ffi::c_void;
@@ -268,11 +271,70 @@ unsafe fn finish(
     }
 }
 
+type AttendPages =
+    unsafe fn(&Pages, &Query, *const f32, State, Range<usize>, Range<usize>);
+
+/// The kernel for a shape on this machine; rows that are not whole vectors of sixteen go to those of eight.
+fn kernel_for(shape: &Shape) -> AttendPages {
+    #[cfg(kv_wide)]
+    if shape.dim % simd::F16::WIDTH == 0 && simd::available() {
+        return if shape.transposed { panels_of_sixteen } else { rows_of_sixteen };
+    }
+    if shape.transposed {
+        attend_pages_in::<F8, true>
+    } else {
+        attend_pages_in::<F8, false>
+    }
+}
+
 /// Attention of all lanes of `heads` over the entries `entries`, from an empty state.
 ///
 /// # Safety
 /// `q` holds the padded lanes of `heads`, `state` their state; the pages behind the ids are readable.
 pub unsafe fn attend_pages(
+    pages: &Pages,
+    query: &Query,
+    q: *const f32,
+    state: State,
+    entries: Range<usize>,
+    heads: Range<usize>,
+) {
+    // SAFETY: passed on.
+    unsafe { kernel_for(&pages.shape)(pages, query, q, state, entries, heads) }
+}
+
+macro_rules! kernel_of_sixteen {
+    ($name:ident, $transposed:literal) => {
+        #[cfg(kv_wide)]
+        #[cfg_attr(
+            not(kv_wide_portable),
+            target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")
+        )]
+        unsafe fn $name(
+            pages: &Pages,
+            query: &Query,
+            q: *const f32,
+            state: State,
+            entries: Range<usize>,
+            heads: Range<usize>,
+        ) {
+            // SAFETY: passed on; `kernel_for` has asked for the features.
+            unsafe {
+                attend_pages_in::<simd::F16, $transposed>(pages, query, q, state, entries, heads);
+            }
+        }
+    };
+}
+kernel_of_sixteen!(rows_of_sixteen, false);
+kernel_of_sixteen!(panels_of_sixteen, true);
+
+/// `attend_pages` with vectors V, for K tiles that are transposed or not: one kernel a function, since each needs
+/// all registers.
+///
+/// # Safety
+/// As `attend_pages`.
+#[inline(always)]
+unsafe fn attend_pages_in<V: Lanes, const TRANSPOSED: bool>(
     pages: &Pages,
     query: &Query,
     q: *const f32,
@@ -320,9 +382,68 @@ pub unsafe fn attend_pages(
                     let end = lane + lanes;
                     while lane < end {
                         let n = (end - lane).min(BAND);
-                        tile.attend(q.add(lane * stride), state.skip(lane, stride), n, &mut scores);
+                        let (q, state) = (q.add(lane * stride), state.skip(lane, stride));
+                        if TRANSPOSED {
+                            tile.attend_by_panels::<V>(q, state, n, &mut scores);
+                        } else {
+                            tile.attend_by_rows::<V>(q, state, n, &mut scores);
+                        }
                         lane += n;
                     }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(all(test, kv_wide))]
+mod tests {
+    use super::*;
+
+    /// Numbers in [-1, 1) that are the same on every machine.
+    fn draw(seed: &mut u64) -> f32 {
+        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*seed >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    #[test]
+    fn kernels_of_sixteen_say_what_those_of_eight_do() {
+        assert!(simd::available());
+        let mut seed = 1;
+        for (group, dim, tokens) in [(3, 64, 32), (7, 16, 16), (1, 256, 64), (16, 112, 32)] {
+            for transposed in [false, true] {
+                let shape = Shape::new(1, 2, group, dim, tokens, transposed).unwrap();
+                let pool: Vec<f32> =
+                    (0..3 * shape.page_floats()).map(|_| draw(&mut seed)).collect();
+                let pages = Pages {
+                    shape,
+                    base: pool.as_ptr(),
+                    page_floats: shape.page_floats(),
+                    ids: &[2, 0, 1],
+                    bits: &[low_bits(tokens), low_bits(tokens) & 0xF0F3_5FF1_1FFF_3ABC, 0x7FFF],
+                };
+                let limit = 2 * tokens as i64 + 9;
+                let query = Query { rows: 1, start: 3, limit, scale: 0.25 };
+                let lanes = 2 * group;
+                let q: Vec<f32> = (0..lanes * dim).map(|_| draw(&mut seed)).collect();
+                let eight: AttendPages = if transposed {
+                    attend_pages_in::<F8, true>
+                } else {
+                    attend_pages_in::<F8, false>
+                };
+                let sixteen = kernel_for(&shape);
+                assert!(sixteen as usize != eight as usize);
+                let outcome = [eight, sixteen].map(|kernel| {
+                    let mut floats = vec![0.0; State::floats(lanes, dim)];
+                    // SAFETY: the state has room for all lanes, q holds them, and the pages lie in the pool.
+                    unsafe {
+                        let state = State::at(floats.as_mut_ptr(), lanes, dim);
+                        kernel(&pages, &query, q.as_ptr(), state, 0..3, 0..2);
+                    }
+                    floats
+                });
+                for (a, b) in outcome[0].iter().zip(&outcome[1]) {
+                    assert!((a - b).abs() <= 1e-5 * (1.0 + a.abs()), "{a} {b}");
                 }
             }
         }

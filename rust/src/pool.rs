@@ -7,7 +7,7 @@
 
 use crate::fault::{Code, Fault};
 use crate::memory::Region;
-use crate::simd::WIDTH;
+use crate::simd::{Lanes, F8};
 
 /// What a page looks like.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +92,7 @@ impl Shape {
         if ![16, 32, 64].contains(&page_tokens) {
             return Err(Fault::of(Code::Shape, page_tokens as i64, 16, 64));
         }
-        let stride = dim.next_multiple_of(WIDTH);
+        let stride = dim.next_multiple_of(F8::WIDTH);
         Ok(Shape { layers, heads, group, dim, stride, page_tokens, transposed })
     }
 

@@ -5,7 +5,7 @@
 //! asks for as much as its share of the tile's arithmetic, so that memory neither idles nor waits in line.
 
 use crate::pool::Shape;
-use crate::simd::{F8, WIDTH};
+use crate::simd::{prefetch, Lanes, F8};
 use crate::store::low_bits;
 
 /// Lanes whose scores are kept at a time.
@@ -49,7 +49,7 @@ impl State {
 
 /// The same exponential as the tiles use.
 pub fn exp(x: f32) -> f32 {
-    let mut out = [0.0; WIDTH];
+    let mut out = [0.0; F8::WIDTH];
     // SAFETY: `out` holds eight floats.
     unsafe { F8::splat(x).exp().store(out.as_mut_ptr()) };
     out[0]
@@ -70,7 +70,6 @@ pub struct Tile {
     pub dim: usize,
     pub stride: usize,
     pub tokens: usize,
-    pub transposed: bool,
     pub mask: u64,
     pub scale: f32,
     /// Of the tile that is read next, lines before `asked` were asked for, those before `due` should be.
@@ -89,7 +88,6 @@ impl Tile {
             dim: shape.dim,
             stride: shape.stride,
             tokens: shape.page_tokens,
-            transposed: shape.transposed,
             mask: 0,
             scale,
             asked: next,
@@ -99,30 +97,14 @@ impl Tile {
         }
     }
 
-    /// Adds the tile to `n` lanes, at most `BAND`.
-    ///
-    /// # Safety
-    /// The tile is readable; `q` and `state` hold n lanes.
-    #[inline(always)]
-    pub unsafe fn attend(&mut self, q: *const f32, state: State, n: usize, scores: &mut Scores) {
-        // SAFETY: passed on.
-        unsafe {
-            if self.transposed {
-                self.attend_by_panels(q, state, n, scores);
-            } else {
-                self.attend_by_rows(q, state, n, scores);
-            }
-        }
-    }
-
     /// Floats of the next tile to ask for with so many multiply-adds of vectors, rounded up: what is asked
     /// for beyond it is read soon too.
     ///
     /// A row's scores are as many for a lane as it has vectors, and its values too; its part of the softmax
     /// takes the time of two.
     #[inline(always)]
-    pub fn share(&self, work: usize) -> usize {
-        (work * self.ahead).div_ceil(self.sharing * (self.stride / WIDTH + 1))
+    pub fn share<V: Lanes>(&self, work: usize) -> usize {
+        (work * self.ahead).div_ceil(self.sharing * (self.stride / V::WIDTH + 1))
     }
 
     /// Prefetches lines of the next tile until `floats` more of it are asked for.
@@ -130,7 +112,7 @@ impl Tile {
     pub fn ask_for(&mut self, floats: usize) {
         self.due = self.due.wrapping_add(floats);
         while self.asked < self.due {
-            F8::prefetch(self.asked);
+            prefetch(self.asked);
             self.asked = self.asked.wrapping_add(LINE);
         }
     }
@@ -154,39 +136,39 @@ impl Tile {
     /// # Safety
     /// The lanes lie in the state.
     #[inline(always)]
-    pub unsafe fn weigh(&mut self, scores: &mut [[f32; 64]], state: State) {
-        let chunks = (0..self.tokens).step_by(WIDTH);
-        let pace = self.share(2 * self.tokens);
+    pub unsafe fn weigh<V: Lanes>(&mut self, scores: &mut [[f32; 64]], state: State) {
+        let chunks = (0..self.tokens).step_by(V::WIDTH);
+        let pace = self.share::<V>(2 * self.tokens);
         for (first, four) in (0..).step_by(4).zip(scores.chunks_mut(4)) {
             // The maxima of four lanes first: one by one, each exp would wait for its own.
-            let mut tops = [F8::splat(f32::NEG_INFINITY); 4];
-            let mut sums = [F8::splat(0.0); 4];
-            // SAFETY: `tokens` is a multiple of eight, at most 64; the lanes lie in the state.
+            let mut tops = [V::splat(f32::NEG_INFINITY); 4];
+            let mut sums = [V::splat(0.0); 4];
+            // SAFETY: `tokens` is a multiple of sixteen, at most 64; the lanes lie in the state.
             unsafe {
                 for (lane, top) in four.iter().zip(&mut tops) {
                     for at in chunks.clone() {
-                        *top = F8::load(lane.as_ptr().add(at)).max(*top);
+                        *top = V::load(lane.as_ptr().add(at)).max(*top);
                     }
                 }
-                let tops = F8::max4(tops);
+                let tops = V::max4(tops);
                 for (n, lane) in four.iter_mut().enumerate() {
                     self.ask_for(pace);
                     let max = state.max.add(first + n);
                     // f32::max leaves NaN out; a NaN score shows in the sum.
                     let top = (*max).max(tops[n]);
                     if top > *max {
-                        self.shrink(state, first + n, exp(*max - top));
+                        self.shrink::<V>(state, first + n, exp(*max - top));
                         *max = top;
                     }
-                    let shift = F8::splat(finite_or_zero(top));
+                    let shift = V::splat(finite_or_zero(top));
                     for at in chunks.clone() {
                         let score = lane.as_mut_ptr().add(at);
-                        let weights = F8::load(score).sub(shift).exp();
+                        let weights = V::load(score).sub(shift).exp();
                         weights.store(score);
                         sums[n] = sums[n].add(weights);
                     }
                 }
-                for (n, sum) in F8::sum4(sums).into_iter().take(four.len()).enumerate() {
+                for (n, sum) in V::sum4(sums).into_iter().take(four.len()).enumerate() {
                     *state.sum.add(first + n) += sum;
                 }
             }
@@ -195,13 +177,13 @@ impl Tile {
 
     /// Multiplies what a lane has gathered by `keep`.
     #[inline(always)]
-    unsafe fn shrink(&self, state: State, lane: usize, keep: f32) {
+    unsafe fn shrink<V: Lanes>(&self, state: State, lane: usize, keep: f32) {
         // SAFETY: the lane lies in the state.
         unsafe {
             *state.sum.add(lane) *= keep;
-            for column in (0..self.stride).step_by(WIDTH) {
+            for column in (0..self.stride).step_by(V::WIDTH) {
                 let at = state.acc.add(lane * self.stride + column);
-                F8::load(at).mul(F8::splat(keep)).store(at);
+                V::load(at).mul(V::splat(keep)).store(at);
             }
         }
     }
