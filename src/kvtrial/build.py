@@ -87,7 +87,8 @@ def _first_line(text: str) -> str:
 def cpu_features() -> list[str]:
     """Instruction-set features that the kernels may use, as the kernel or sysctl names them."""
     wanted = {
-        "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx_vnni",
+        "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni",
+        "avx_vnni",
         "asimd", "asimdhp", "asimddp", "fphp",
     }  # fmt: skip
     try:
@@ -214,6 +215,7 @@ def _main() -> None:
     parser.add_argument("--c-flags", required=True)
     parser.add_argument("--rust-missing", default="")
     parser.add_argument("--clang-missing", default="")
+    parser.add_argument("--wide", default="")
     parser.add_argument("--checks", default="OFF")
     args = parser.parse_args()
     tools = toolchain(args.c_compiler)
@@ -225,6 +227,7 @@ def _main() -> None:
         "c_flags": args.c_flags,
         "rust_missing": args.rust_missing,
         "clang_missing": args.clang_missing,
+        "wide": args.wide,
         "checks": args.checks.upper() in ("ON", "TRUE", "1"),
     }
     text = f'"""Facts of this build, written by CMake."""\n\nFACTS = {pprint.pformat(built)}\n'

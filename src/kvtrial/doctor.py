@@ -20,6 +20,7 @@ import psutil
 from kvtrial import build, events, gates, machine, models, paths, protocol
 from kvtrial.contract import StaleBuild
 from kvtrial.engine.errors import ModelNotFetched
+from kvtrial.hot.kernels import lanes
 from kvtrial.measure import clock, probes
 from kvtrial.measure.exclusive import MachineHeld, exclusive
 from kvtrial.measure.stores import budget_bytes, shape_of
@@ -80,8 +81,8 @@ class Noise:
 # The checks
 
 
-def instruction_set(architecture: str, features: Sequence[str]) -> Finding:
-    """Whether the SIMD arms have vector kernels here."""
+def instruction_set(architecture: str, features: Sequence[str], lanes: int) -> Finding:
+    """Whether the SIMD arms have vector kernels here; ``lanes`` is their width in floats."""
     needed = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}, "arm64": {"asimd"}}
     missing = sorted(needed.get(architecture, {"vectors"}) - set(features))
     shown = f"{architecture}: {', '.join(features) or 'no vector extension that is used'}"
@@ -99,7 +100,7 @@ def instruction_set(architecture: str, features: Sequence[str]) -> Finding:
         {"architecture": architecture, "features": list(features)},
         shown,
         State.GOOD,
-        "the SIMD arms run their vector kernels",
+        f"the SIMD arms run their vector kernels, {lanes} floats wide",
     )
 
 
@@ -346,7 +347,7 @@ def examine(model: str) -> list[Finding]:
     record, tools, built = machine.record(), build.toolchain(), build.facts()
     needs_memory, needs_disk, what = _needs(model, registered)
     return [
-        instruction_set(record["architecture"], build.cpu_features()),
+        instruction_set(record["architecture"], build.cpu_features(), lanes()),
         cores(record["logical_cpus"], record["physical_cpus"], machine.usable_cpus()),
         governor(record["governor"], limits),
         virtualised(record["hypervisor"], limits),

@@ -135,7 +135,10 @@ def test_its_module_is_made_by_what_is_called_clang(tmp_path: Path) -> None:
     k, v = draw.standard_normal((2, 133, 3, 64), np.float32)
     q = draw.standard_normal((9, 64), np.float32)
     outputs = []
-    for store in (paged.open_paged(shape), paged.open_paged(shape, kernel=module.kernel_capsule())):
+    for store in (
+        paged.open_paged(shape),
+        paged.open_paged(shape, kernel=module.kernels()["fp32"]),
+    ):
         session = store.open_session()
         session.append(0, np.arange(133), k, v)
         outputs.append(np.zeros_like(q))

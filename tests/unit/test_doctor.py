@@ -27,8 +27,9 @@ LIMITS = REGISTERED["gates"]
     ],
 )
 def test_a_lacking_vector_extension_is_said(architecture, features, state):
-    found = doctor.instruction_set(architecture, features)
+    found = doctor.instruction_set(architecture, features, 16)
     assert found.state is state
+    assert ("16 floats wide" in found.meaning) == (state is State.GOOD)
     if features == ["avx2", "fma"]:
         assert found.meaning.startswith("without f16c ")
 

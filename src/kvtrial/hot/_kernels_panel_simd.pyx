@@ -15,10 +15,12 @@ Rows outside the mask score -inf whatever lies in them, and their V rows are not
 of V land in lanes that are not stored; K has padding rows, which are not read.
 """
 
+from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
 
-from kvtrial.hot._kernel cimport kv_span
+from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, kv_span
 from kvtrial.hot._simd cimport (
+    LANES,
     kv_fma,
     kv_load,
     kv_load_half,
@@ -31,7 +33,7 @@ from kvtrial.hot._simd cimport (
     kv_zero,
     vector,
 )
-from kvtrial.hot._tile cimport LANES, ROWS, Tile, ask_for, hide, share, soften, walk
+from kvtrial.hot._tile cimport ROWS, Tile, ask_for, hide, share, soften, walk
 
 
 ctypedef fused element_t:
@@ -67,7 +69,7 @@ cdef inline void spread(
 
 
 cdef inline vector load(const unsigned char *row, int32_t i, element_t format) noexcept nogil:
-    """Elements [8 i, 8 i + 8) of a panel row. ``format`` is only a type."""
+    """Vector i of a panel row. ``format`` is only a type."""
     if element_t is float:
         return kv_load(<const float *>row + LANES * i)
     else:
@@ -129,7 +131,7 @@ cdef inline void multiply_block(
 ) noexcept nogil:
     """The panel's product for heads from ``head`` and column vectors from ``first`` on.
 
-    How many there are of both is a constant where inlined. Only a single vector has less than 8
+    How many there are of both is a constant where inlined. Only a single vector has less than LANES
     ``lanes``.
     """
     cdef Sums s
@@ -269,3 +271,11 @@ cdef int span_panel_fp16(const kv_span *span) noexcept nogil:
     cdef Tile tile
     walk(span, &tile, attend_fp16)
     return 0
+
+
+def kernels():
+    """Page format to its kernel, a ``kv_span_fn`` in a PyCapsule."""
+    return {
+        "fp32t": PyCapsule_New(<void *>span_panel_fp32, KV_KERNEL_CAPSULE, NULL),
+        "fp16t": PyCapsule_New(<void *>span_panel_fp16, KV_KERNEL_CAPSULE, NULL),
+    }

@@ -17,11 +17,13 @@ Rows outside the mask score -inf whatever lies in them, and their V rows are not
 of the last K vector are cleared before they are used; those of V land in lanes that are not stored.
 """
 
+from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint16_t, uint64_t
 from libc.string cimport memcpy
 
-from kvtrial.hot._kernel cimport kv_span
+from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, kv_span
 from kvtrial.hot._simd cimport (
+    LANES,
     kv_add_int,
     kv_dot_int16,
     kv_exp,
@@ -49,7 +51,7 @@ from kvtrial.hot._simd cimport (
     vector,
     whole,
 )
-from kvtrial.hot._tile cimport LANES, ROWS, Tile, ask_for, hide, share, soften, walk
+from kvtrial.hot._tile cimport ROWS, Tile, ask_for, hide, share, soften, walk
 
 ctypedef fused row_t:
     float
@@ -70,30 +72,29 @@ ctypedef struct Sums:
 
 
 cdef inline vector load_row(const unsigned char *row, int32_t i, row_t format) noexcept nogil:
-    """Elements [8 i, 8 i + 8) of a row, for q8_0 without their scale. ``format`` is only a type."""
+    """Vector i of a row, for q8_0 without the scale. ``format`` is only a type."""
     if row_t is float:
         return kv_load(<const float *>row + LANES * i)
     elif row_t is uint16_t:
         return kv_load_half(<const uint16_t *>row + LANES * i)
     else:
         return kv_load_int8(
-            <const int8_t *>row + BLOCK_BYTES * (i >> 2) + 2 + LANES * (i & 3)
+            <const int8_t *>row + BLOCK_BYTES * (LANES * i // 32) + 2 + LANES * i % 32
         )
 
 
 cdef inline void read_scales(Tile *tile, const unsigned char *rows) noexcept nogil:
     """The q8_0 scales of the rows of a K or V tile."""
     cdef uint16_t[8 * 64] halves  # BLOCKS x ROWS
-    cdef int32_t block, row, blocks = (tile.dim + 31) // 32
+    cdef int32_t block, row, at, blocks = (tile.dim + 31) // 32
     for row in range(tile.tokens):
         for block in range(blocks):
             memcpy(halves + block * ROWS + row, rows + BLOCK_BYTES * block, 2)
         rows += tile.row_bytes
     for block in range(blocks):
-        for row in range(0, tile.tokens, 8):
-            kv_store(
-                tile.row_scales + block * ROWS + row, kv_load_half(halves + block * ROWS + row)
-            )
+        for row in range(tile.tokens // LANES):
+            at = block * ROWS + LANES * row
+            kv_store(tile.row_scales + at, kv_load_half(halves + at))
 
 
 cdef inline void spread(
@@ -134,7 +135,9 @@ cdef inline void dot_columns(
 
 
 cdef inline whole block_dot(whole low, whole high, const int16_t *q) noexcept nogil:
-    """The products of 32 int8 and int16, in 8 sums."""
+    """The products of 32 int8 and int16; sixteen lanes have all of them in ``low``."""
+    if LANES == 16:
+        return kv_dot_int16(low, kv_load_int16(q))
     return kv_add_int(
         kv_dot_int16(low, kv_load_int16(q)), kv_dot_int16(high, kv_load_int16(q + 16))
     )
@@ -150,7 +153,7 @@ cdef inline void dot_blocks(
     cdef vector scale
     for block in range(blocks):
         low = kv_widen_int8(<const int8_t *>row + 2)
-        high = kv_widen_int8(<const int8_t *>row + 18)
+        high = low if LANES == 16 else kv_widen_int8(<const int8_t *>row + 18)
         scale = kv_splat(scales[block * ROWS])
         a[0] = kv_fma(scale, kv_from_int(block_dot(low, high, q)), a[0])
         if heads > 1:
@@ -210,7 +213,10 @@ cdef inline void add_row(
     const Tile *tile, int64_t row, const float *weights, int32_t first, Sums *sums,
     int32_t columns, int32_t heads, row_t format,
 ) noexcept nogil:
-    """One weighted V row onto each head's column vectors from ``first`` on."""
+    """One weighted V row onto each head's column vectors from ``first`` on.
+
+    Four vectors of sixteen are two blocks of q8_0, whose weights follow those of the first.
+    """
     cdef const unsigned char *at = tile.v + row * tile.row_bytes
     cdef vector f = kv_splat(weights[row]), g = f
     if heads > 1:
@@ -218,6 +224,10 @@ cdef inline void add_row(
     spread(load_row(at, first, format), f, g, &sums.a0, &sums.b0, heads)
     if columns == 4:
         spread(load_row(at, first + 1, format), f, g, &sums.a1, &sums.b1, heads)
+        if row_t is int8_t and LANES == 16:
+            f = kv_splat(weights[heads * ROWS + row])
+            if heads > 1:
+                g = kv_splat(weights[(heads + 1) * ROWS + row])
         spread(load_row(at, first + 2, format), f, g, &sums.a2, &sums.b2, heads)
         spread(load_row(at, first + 3, format), f, g, &sums.a3, &sums.b3, heads)
 
@@ -250,20 +260,22 @@ cdef inline void add_values(
 ) noexcept nogil:
     """Weighted V rows onto 4 column vectors or 1, of 1 or 2 heads: constants where inlined.
 
-    Only a single column vector has less than 8 ``lanes``.
+    Only a single column vector has less than LANES ``lanes``.
     """
-    cdef float[2 * 64] scaled  # HEADS x ROWS
+    cdef float[2 * 2 * 64] scaled  # blocks x HEADS x ROWS
     cdef Sums s
     cdef uint64_t bits
-    cdef int32_t row, h, dim = tile.dim
+    cdef const float *scales
+    cdef int32_t row, h, block, dim = tile.dim
     cdef int64_t pace = share(tile, 4 * heads * columns)
     if row_t is int8_t:
-        for h in range(heads):
-            for row in range(0, tile.tokens, 8):
-                kv_store(scaled + h * ROWS + row, kv_mul(
-                    kv_load(weights + h * ROWS + row),
-                    kv_load(tile.row_scales + (first >> 2) * ROWS + row),
-                ))
+        for block in range((columns * LANES + 31) // 32):
+            scales = tile.row_scales + (LANES * first // 32 + block) * ROWS
+            for h in range(heads):
+                for row in range(tile.tokens // LANES):
+                    kv_store(scaled + (block * heads + h) * ROWS + LANES * row, kv_mul(
+                        kv_load(weights + h * ROWS + LANES * row), kv_load(scales + LANES * row)
+                    ))
         weights = scaled
     output += LANES * first
     load_sums(output, lanes, columns, &s.a0, &s.a1, &s.a2, &s.a3)
@@ -373,14 +385,14 @@ cdef inline float round_query(const float *q, int16_t *rounded, int32_t dim) noe
     cdef vector x, most = kv_splat(1e-30), odd = kv_zero()
     cdef int32_t i
     cdef float largest
-    for i in range(0, dim, 8):
-        x = kv_load_head(q + i, min(LANES, dim - i))
+    for i in range((dim + LANES - 1) // LANES):
+        x = kv_load_head(q + LANES * i, min(LANES, dim - LANES * i))
         most = kv_max(kv_max(x, kv_sub(kv_zero(), x)), most)
         odd = kv_fma(x, kv_zero(), odd)
     largest = kv_hmax(most)
-    for i in range(0, (dim + 31) // 32 * 32, 8):
-        x = kv_load_head(q + i, min(LANES, max(dim - i, 0)))
-        kv_store_int16(rounded + i, kv_mul(x, kv_splat(32767 / largest)))
+    for i in range((dim + 31) // 32 * (32 // LANES)):
+        x = kv_load_head(q + LANES * i, min(LANES, max(dim - LANES * i, 0)))
+        kv_store_int16(rounded + LANES * i, kv_mul(x, kv_splat(32767 / largest)))
     return largest / 32767 + kv_hsum(odd)
 
 
@@ -406,8 +418,17 @@ cdef int span_q8(const kv_span *span) noexcept nogil:
     return 0
 
 
+def kernels():
+    """Page format to its kernel, a ``kv_span_fn`` in a PyCapsule."""
+    return {
+        "fp32": PyCapsule_New(<void *>span_fp32, KV_KERNEL_CAPSULE, NULL),
+        "fp16": PyCapsule_New(<void *>span_fp16, KV_KERNEL_CAPSULE, NULL),
+        "q8_0": PyCapsule_New(<void *>span_q8, KV_KERNEL_CAPSULE, NULL),
+    }
+
+
 def exp_for_tests(float[::1] x, float[::1] out):
-    """The kernel's exp of x <= 0 (n,), n a multiple of 8, into out (n,)."""
+    """The kernel's exp of x <= 0 (n,), n a multiple of LANES, into out (n,)."""
     cdef Py_ssize_t i
-    for i in range(0, x.shape[0] // LANES * LANES, LANES):
-        kv_store(&out[i], kv_exp(kv_load(&x[i])))
+    for i in range(x.shape[0] // LANES):
+        kv_store(&out[LANES * i], kv_exp(kv_load(&x[LANES * i])))

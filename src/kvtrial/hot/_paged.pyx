@@ -22,6 +22,7 @@ from kvtrial.contract import (
     StaleOwner,
     StepIncomplete,
 )
+from kvtrial.hot.kernels import simd_kernel
 
 from kvtrial.hot._attend cimport (
     attend_block,
@@ -40,9 +41,7 @@ from kvtrial.hot._door cimport (
     layer_index,
 )
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
-from kvtrial.hot._kernels_panel_simd cimport span_panel_fp16, span_panel_fp32
 from kvtrial.hot._kernels_scalar cimport span_scalar
-from kvtrial.hot._kernels_simd cimport span_fp16, span_fp32, span_q8
 from kvtrial.hot._memory cimport Region
 from kvtrial.hot._pages cimport Owner, PagePool
 from kvtrial.hot._rows cimport (
@@ -111,18 +110,11 @@ cdef class PagedStore:
         self.row_bytes = 2 * self.heads * self.layout.row_bytes
         self.page_nbytes = self.row_bytes * self.tokens
         self.page_format = f"{format}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
-        self._kernel_owner = kernel
-        if kernel is None:
-            if self.layout.form == FP32:
-                self.kernel = span_panel_fp32 if self.layout.transposed else span_fp32
-            elif self.layout.form == FP16:
-                self.kernel = span_panel_fp16 if self.layout.transposed else span_fp16
-            else:
-                self.kernel = span_q8
-        elif isinstance(kernel, str) and kernel == "scalar":
+        self._kernel_owner = simd_kernel(format, self.dim) if kernel is None else kernel
+        if isinstance(kernel, str) and kernel == "scalar":
             self.kernel = span_scalar
         else:
-            self.kernel = <kv_span_fn>PyCapsule_GetPointer(kernel, KV_KERNEL_CAPSULE)
+            self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel_owner, KV_KERNEL_CAPSULE)
         pages = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
         if pages < 1:
             raise PoolExhausted(

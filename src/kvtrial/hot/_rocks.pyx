@@ -15,6 +15,7 @@ there; books alone say what is a row.
 
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -27,6 +28,7 @@ import numpy as np
 import rocksdict
 
 from kvtrial.contract import InvalidArgument, KVError, OutOfRange, PoolExhausted
+from kvtrial.hot.kernels import simd_kernel
 
 from kvtrial.hot._attend cimport (
     attend_block,
@@ -44,8 +46,7 @@ from kvtrial.hot._door cimport (
     layer_index,
 )
 from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
-from kvtrial.hot._kernel cimport KV_SPAN_SLOTS, kv_span
-from kvtrial.hot._kernels_simd cimport span_fp32
+from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._memory cimport Region
 from kvtrial.hot._rows cimport FP32, Layout, page_layout, poison_pair, read_pair, write_pair
 
@@ -87,7 +88,8 @@ cdef class RocksStore(GaplessStore):
         The budget or its ledger has no room for a page in each layer.
     """
 
-    cdef object _database, _discard
+    cdef object _database, _discard, _kernel_owner
+    cdef kv_span_fn kernel
     cdef Region _pages, _tables
     cdef int32_t *_ids
     cdef uint64_t *_words
@@ -104,6 +106,8 @@ cdef class RocksStore(GaplessStore):
             f"fp32/rocksdb/P{spec.page_tokens}/H{spec.local_kv_heads}/D{spec.head_dim}",
             self.layout.row_bytes, self.tokens, debug_poison,
         )
+        self._kernel_owner = simd_kernel("fp32", spec.head_dim)
+        self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel_owner, KV_KERNEL_CAPSULE)
         self.value_bytes = 2 * self.layout.tile_bytes
         self.page_nbytes, self.pages_total = self.heads * self.value_bytes, self.units_total
         pages = self.units(self.capacity)
@@ -307,7 +311,7 @@ cdef class RocksSession(GaplessSession):
             self.generation, lay, span.first_slot // store.tokens, store.units(span.last_slot),
             self.ends[lay],
         )
-        if attend_spans(span, span_fp32, work, 1):
+        if attend_spans(span, store.kernel, work, 1):
             raise InvalidArgument("the kernel refused the span; see native/kv_kernel.h")
         return 0
 

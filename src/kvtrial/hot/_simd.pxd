@@ -1,9 +1,11 @@
-"""native/simd.h for Cython: vectors of 8 floats."""
+"""native/simd.h for Cython: vectors of LANES floats, a constant to the C compiler alone."""
 
 from libc.stdint cimport int8_t, int16_t, int32_t, uint16_t, uint64_t
 
 
 cdef extern from "simd.h" nogil:
+    enum:
+        LANES "KV_LANES"
     ctypedef float vector "kv_vf"
     ctypedef int whole "kv_vi"
     vector kv_zero()

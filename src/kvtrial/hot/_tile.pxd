@@ -13,6 +13,7 @@ from libc.string cimport memset
 
 from kvtrial.hot._kernel cimport kv_span
 from kvtrial.hot._simd cimport (
+    LANES,
     kv_add,
     kv_exp,
     kv_hmax,
@@ -30,7 +31,6 @@ from kvtrial.hot._simd cimport (
 
 
 cdef enum:
-    LANES = 8  # as a step of range: literally, since Cython loops in C over nothing else
     ROWS = 64  # rows of the largest page
 
 # What is constant while a kernel runs is here too, so that it is inlined as one thing.
@@ -102,9 +102,9 @@ cdef inline void soften(
     # All maxima first: one after the other, each exp would wait for its own.
     for h in range(tile.group):
         most = kv_splat(-INFINITY)
-        for i in range(0, tile.tokens, 8):
+        for i in range(tile.tokens // LANES):
             # A NaN score is left out here, and shows in the sum.
-            most = kv_max(kv_load(scores + h * ROWS + i), most)
+            most = kv_max(kv_load(scores + h * ROWS + LANES * i), most)
         peaks[h] = kv_hmax(most)
     for h in range(tile.group):
         ask_for(tile, pace)
@@ -119,9 +119,9 @@ cdef inline void soften(
                 output[h * tile.dim + i] *= keep
         most = kv_splat(top[h])
         sums = kv_zero()
-        for i in range(0, tile.tokens, 8):
-            weights = kv_exp(kv_sub(kv_load(scores + h * ROWS + i), most))
-            kv_store(scores + h * ROWS + i, weights)
+        for i in range(tile.tokens // LANES):
+            weights = kv_exp(kv_sub(kv_load(scores + h * ROWS + LANES * i), most))
+            kv_store(scores + h * ROWS + LANES * i, weights)
             sums = kv_add(sums, weights)
         total[h] += kv_hsum(sums)
 

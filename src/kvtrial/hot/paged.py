@@ -12,6 +12,7 @@ from typing import Any
 
 from kvtrial import build
 from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
+from kvtrial.hot.kernels import simd_kernel
 
 
 def open_paged(spec: StoreSpec, *, format: str = "fp32", kernel: Any = None) -> KVStore:
@@ -41,9 +42,7 @@ def open_paged(spec: StoreSpec, *, format: str = "fp32", kernel: Any = None) -> 
 
 
 def _open_k1c(spec: StoreSpec) -> KVStore:
-    import kvtrial.hot._kernels_clang as _kernels_clang
-
-    return open_paged(spec, kernel=_kernels_clang.kernel_capsule())
+    return open_paged(spec, kernel=simd_kernel("fp32", spec.head_dim, clang=True))
 
 
 K1 = Candidate(
