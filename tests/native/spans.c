@@ -1,4 +1,4 @@
-/* The kernels of K1, K2 and K5 over spans of pages, against attention in double.
+/* The kernels of K1, K2 and K5, or with PANELS those of K1T and K2T, over spans of pages, against attention in double.
 
    KERNELS is the C file that Cython made of them. It is compiled into this program, which calls its kernels
    and nothing of Python: for machines that can be emulated and have no Python here. */
@@ -9,8 +9,22 @@
 #include "check.h"
 #include "simd.h"
 
-#define SPAN(format) __pyx_f_7kvtrial_3hot_13_kernels_simd_span_##format
 enum format { FP32, FP16, Q8_0 };
+#ifdef PANELS /* K lies [dim][token] */
+#define SPAN(format) __pyx_f_7kvtrial_3hot_19_kernels_panel_simd_span_panel_##format
+enum { FORMATS = Q8_0, TRANSPOSED = 1 };
+static int (*const kernels[])(const kv_span *) = {SPAN(fp32), SPAN(fp16)};
+#else
+#define SPAN(format) __pyx_f_7kvtrial_3hot_13_kernels_simd_span_##format
+enum { FORMATS = Q8_0 + 1, TRANSPOSED = 0 };
+static int (*const kernels[])(const kv_span *) = {SPAN(fp32), SPAN(fp16), SPAN(q8)};
+#endif
+/* Kernels of sixteen lanes get whole vectors. */
+#if KV_LANES == 16
+static const int dims[] = {16, 48, 64, 96, 128, 256};
+#else
+static const int dims[] = {1, 8, 59, 64, 100, 256};
+#endif
 enum { PAGES = 6, MAX_TOKENS = 64, MAX_QUERIES = 16, MAX_KV = 5, DIM = KV_MAX_HEAD_DIM };
 
 /* Rows as they read back from where they are stored: K and V by slot and head. */
@@ -32,11 +46,25 @@ static void put_row(enum format format, unsigned char *row, int dim, float *read
     else
         for (int d = 0; d < (dim + 31) / 32 * 32; d++) {
             unsigned char *block = row + d / 32 * 34;
-            uint16_t scale = kv_to_half(0.02f);
+            uint16_t scale;
+            if (d % 32 == 0) scale = kv_to_half(0.01f + 0.01f * draw_float() / 2), memcpy(block, &scale, 2);
+            memcpy(&scale, block, 2);
             int8_t x = (int8_t)(d < dim ? draw_below(255) - 127 : 0);
-            memcpy(block, &scale, 2), memcpy(block + 2 + d % 32, &x, 1);
+            memcpy(block + 2 + d % 32, &x, 1);
             if (d < dim) reads_as[d] = (float)(half_value(scale) * x);
         }
+}
+
+/* The same for row t of a K tile. */
+static void put_key(enum format format, unsigned char *tile, int t, int tokens, int64_t row_bytes, int dim, float *reads_as) {
+    unsigned char row[4 * DIM + DIM / 32 * 34];
+    int size = format == FP32 ? 4 : 2;
+    if (!TRANSPOSED) {
+        put_row(format, tile + t * row_bytes, dim, reads_as);
+        return;
+    }
+    put_row(format, row, dim, reads_as);
+    for (int d = 0; d < dim; d++) memcpy(tile + (d * tokens + t) * size, row + d * size, (size_t)size);
 }
 
 static void compare(const kv_span *span, const uint64_t *valid, double allowed, const char *what) {
@@ -92,7 +120,7 @@ static void attend(enum format format, int queries, int kv_heads, int dim, int t
                 unsigned char *k = pool + pages[page] * page_bytes + 2 * head * tokens * row_bytes;
                 float *key = stored[0][page * tokens + t][head];
                 put_row(format, k + (tokens + t) * row_bytes, dim, stored[1][page * tokens + t][head]);
-                put_row(format, k + t * row_bytes, dim, key);
+                put_key(format, k, t, tokens, row_bytes, dim, key);
             }
     }
     for (int i = 0; i < queries * dim; i++) q[i] = draw_float();
@@ -103,15 +131,14 @@ static void attend(enum format format, int queries, int kv_heads, int dim, int t
         .first_head = 0, .last_head = kv_heads, .scale = 1 / sqrtf((float)dim),
         .q = q, .max = max, .sum = sum, .output = output,
     };
-    int code = format == FP32 ? SPAN(fp32)(&span) : format == FP16 ? SPAN(fp16)(&span) : SPAN(q8)(&span);
-    check("the kernel's code", code, 0, 0);
+    check("the kernel's code", kernels[format](&span), 0, 0);
     compare(&span, valid, format == Q8_0 ? 2e-4 : 5e-6, names[format]);
     free(pool);
 }
 
 int main(void) {
-    const int heads[][2] = {{9, 3}, {14, 2}, {5, 5}, {16, 1}}, dims[] = {1, 8, 59, 64, 100, 256};
-    for (int format = FP32; format <= Q8_0; format++)
+    const int heads[][2] = {{9, 3}, {14, 2}, {5, 5}, {16, 1}};
+    for (int format = FP32; format < FORMATS; format++)
         for (int h = 0; h < 4; h++)
             for (int d = 0; d < 6; d++)
                 for (int tokens = 16; tokens <= 64; tokens *= 2)

@@ -13,12 +13,14 @@
 
 #if KV_AVX2
 #define FORM "avx2"
+#elif KV_AVX512
+#define FORM "avx512"
 #elif KV_NEON
 #define FORM "neon"
 #else
 #define FORM "portable"
 #endif
-#if KV_AVX2 || KV_NEON || defined(__FMA__)
+#if KV_AVX2 || KV_AVX512 || KV_NEON
 #define FUSED 1
 #else
 #define FUSED 0
@@ -41,21 +43,21 @@ static void draw_floats(float *x, int n) {
 }
 
 static void each_lane(const char *what, kv_vf got, const float *wanted, double allowed) {
-    float x[9];
+    float x[KV_LANES + 1];
     kv_store(x + 1, got);
-    for (int i = 0; i < 8; i++) check(what, x[i + 1], wanted[i], allowed);
+    for (int i = 0; i < KV_LANES; i++) check(what, x[i + 1], wanted[i], allowed);
 }
 
 static void moves(void) {
-    float x[9], wanted[8] = {0};
+    float x[KV_LANES + 1], wanted[KV_LANES] = {0};
     each_lane("kv_zero", kv_zero(), wanted, 0);
-    for (int i = 0; i < 8; i++) wanted[i] = -1.25f;
+    for (int i = 0; i < KV_LANES; i++) wanted[i] = -1.25f;
     each_lane("kv_splat", kv_splat(-1.25f), wanted, 0);
-    draw_floats(x, 9);
+    draw_floats(x, KV_LANES + 1);
     each_lane("kv_load", kv_load(x + 1), x + 1, 0);
-    for (int lanes = 0; lanes <= 8; lanes++) {
-        float *at = (float *)edge - lanes, full[8] = {NAN, INFINITY, -INFINITY, NAN, NAN, NAN, NAN, NAN};
-        for (int i = 0; i < 8; i++) wanted[i] = 0;
+    for (int lanes = 0; lanes <= KV_LANES; lanes++) {
+        float *at = (float *)edge - lanes, full[KV_LANES];
+        for (int i = 0; i < KV_LANES; i++) full[i] = i % 3 ? NAN : INFINITY, wanted[i] = 0;
         for (int i = 0; i < lanes; i++) at[i] = full[i] = wanted[i] = draw_float();
         each_lane("kv_load_head", kv_load_head(at, lanes), wanted, 0);
         each_lane("kv_head", kv_head(kv_load(full), lanes), wanted, 0);
@@ -69,51 +71,51 @@ static void moves(void) {
 }
 
 static void arithmetic(void) {
-    float a[8], b[8], c[8], wanted[8], sums[4];
+    float a[KV_LANES], b[KV_LANES], c[KV_LANES], wanted[KV_LANES], sums[4];
     kv_vf x, y, z;
     for (int round = 0; round < 1000; round++) {
-        draw_floats(a, 8), draw_floats(b, 8), draw_floats(c, 8);
+        draw_floats(a, KV_LANES), draw_floats(b, KV_LANES), draw_floats(c, KV_LANES);
         x = kv_load(a), y = kv_load(b), z = kv_load(c);
-        for (int i = 0; i < 8; i++) wanted[i] = (float)((double)a[i] + b[i]);
+        for (int i = 0; i < KV_LANES; i++) wanted[i] = (float)((double)a[i] + b[i]);
         each_lane("kv_add", kv_add(x, y), wanted, 0);
-        for (int i = 0; i < 8; i++) wanted[i] = (float)((double)a[i] - b[i]);
+        for (int i = 0; i < KV_LANES; i++) wanted[i] = (float)((double)a[i] - b[i]);
         each_lane("kv_sub", kv_sub(x, y), wanted, 0);
-        for (int i = 0; i < 8; i++) wanted[i] = (float)((double)a[i] * b[i]);
+        for (int i = 0; i < KV_LANES; i++) wanted[i] = (float)((double)a[i] * b[i]);
         each_lane("kv_mul", kv_mul(x, y), wanted, 0);
-        for (int i = 0; i < 8; i++) wanted[i] = fmaf(a[i], b[i], c[i]);
+        for (int i = 0; i < KV_LANES; i++) wanted[i] = fmaf(a[i], b[i], c[i]);
         each_lane("kv_fma", kv_fma(x, y, z), wanted, FUSED ? 0 : 1e-6);
         double sum[4] = {0}, top = a[0];
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < KV_LANES; i++) {
             sum[0] += a[i], sum[1] += b[i], sum[2] += c[i], sum[3] += wanted[i];
             if (a[i] > top) top = a[i];
         }
-        check("kv_hsum", kv_hsum(x), sum[0], 4e-6);
+        check("kv_hsum", kv_hsum(x), sum[0], KV_LANES * 5e-7);
         check("kv_hmax", kv_hmax(x), top, 0);
         kv_hsum4(sums, x, y, z, kv_load(wanted), 0.5f);
-        for (int i = 0; i < 4; i++) check("kv_hsum4", sums[i], sum[i] / 2, 4e-6);
+        for (int i = 0; i < 4; i++) check("kv_hsum4", sums[i], sum[i] / 2, KV_LANES * 5e-7);
     }
     for (int i = 0; i < ODDS; i++)
         for (int j = 0; j < ODDS; j++) {
-            for (int k = 0; k < 8; k++) wanted[k] = ODD[i] > ODD[j] ? ODD[i] : ODD[j];
+            for (int k = 0; k < KV_LANES; k++) wanted[k] = ODD[i] > ODD[j] ? ODD[i] : ODD[j];
             each_lane("kv_max", kv_max(kv_splat(ODD[i]), kv_splat(ODD[j])), wanted, 0);
-            for (int k = 0; k < 8; k++) wanted[k] = ODD[i] < ODD[j] ? ODD[i] : ODD[j];
+            for (int k = 0; k < KV_LANES; k++) wanted[k] = ODD[i] < ODD[j] ? ODD[i] : ODD[j];
             each_lane("kv_min", kv_min(kv_splat(ODD[i]), kv_splat(ODD[j])), wanted, 0);
-            for (int k = 0; k < 8; k++) wanted[k] = ODD[i] < ODD[j] ? 0 : 1.5f;
+            for (int k = 0; k < KV_LANES; k++) wanted[k] = ODD[i] < ODD[j] ? 0 : 1.5f;
             if (!isnan(ODD[j]))
                 each_lane("kv_zero_below", kv_zero_below(kv_splat(1.5f), kv_splat(ODD[i]), ODD[j]), wanted, 0);
         }
     for (int n = -100; n <= 100; n++) {
-        for (int k = 0; k < 8; k++) wanted[k] = ldexpf(1.25f, n);
+        for (int k = 0; k < KV_LANES; k++) wanted[k] = ldexpf(1.25f, n);
         each_lane("kv_add_exponent", kv_add_exponent(kv_splat(1.25f), kv_splat(12582912.0f + n)), wanted, 0);
     }
 }
 
 static void exponentials(void) {
-    float x[8], got[8];
+    float x[KV_LANES], got[KV_LANES];
     for (int i = 0; i < 80000; i++) {
-        for (int k = 0; k < 8; k++) x[k] = -87.29f * ((float)i + k / 8.0f) / 80000;
+        for (int k = 0; k < KV_LANES; k++) x[k] = -87.29f * ((float)i + (float)k / KV_LANES) / 80000;
         kv_store(got, kv_exp(kv_load(x)));
-        for (int k = 0; k < 8; k++) {
+        for (int k = 0; k < KV_LANES; k++) {
             double right = exp((double)x[k]);
             double ulp = nextafterf((float)right, INFINITY) - (float)right;
             check("kv_exp", got[k], right, (FUSED ? 1 : 2) * ulp);
@@ -122,8 +124,8 @@ static void exponentials(void) {
         double right = exp(fmax(x[3], -87)), ulp = nextafterf((float)right, INFINITY) - (float)right;
         check("q_exp", got[3], right, (FUSED ? 2 : 3) * ulp);
     }
-    const float ends[8] = {0, -87.4f, -1e6f, -INFINITY, NAN, -103, -3e38f, -0.0f};
-    const float wanted[8] = {1, 0, 0, 0, NAN, 0, 0, 1};
+    const float ends[16] = {0, -87.4f, -1e6f, -INFINITY, NAN, -103, -3e38f, -0.0f, NAN, 0, -INFINITY, 0, -88, 0, 0, NAN};
+    const float wanted[16] = {1, 0, 0, 0, NAN, 0, 0, 1, NAN, 1, 0, 1, 0, 1, 1, NAN};
     each_lane("kv_exp's ends", kv_exp(kv_load(ends)), wanted, 0);
     uint32_t payloads[] = {0x7FC00000, 0x7FC00001, 0x7FC12345, 0xFFFFFFFF};
     for (int i = 0; i < 4; i++) {
@@ -136,15 +138,15 @@ static void exponentials(void) {
 }
 
 static void halves(void) {
-    uint16_t *at = (uint16_t *)edge - 8;
-    float wanted[8];
+    uint16_t *at = (uint16_t *)edge - KV_LANES;
+    float wanted[KV_LANES];
     for (int bits = 0; bits < 65536; bits++) {
         double right = half_value((uint16_t)bits);
         float value = kv_from_half((uint16_t)bits);
         check("kv_from_half", value, right, 0);
         check("q_half", q_half(&(uint16_t){(uint16_t)bits}), right, 0);
-        at[bits % 8] = (uint16_t)bits, wanted[bits % 8] = (float)right;
-        if (bits % 8 == 7) {
+        at[bits % KV_LANES] = (uint16_t)bits, wanted[bits % KV_LANES] = (float)right;
+        if (bits % KV_LANES == KV_LANES - 1) {
             each_lane("kv_load_half", kv_load_half(at), wanted, 0);
             float got[8];
             q_store(got, q_load_f16(at));
@@ -165,29 +167,30 @@ static void halves(void) {
 }
 
 static void integers(void) {
-    int8_t *bytes = (int8_t *)edge - 16;
-    int16_t *words = (int16_t *)(edge - 64) - 16;
-    float wanted[8];
+    enum { WORDS = 2 * KV_LANES };
+    int8_t *bytes = (int8_t *)edge - WORDS;
+    int16_t *words = (int16_t *)(edge - 64) - WORDS;
+    float wanted[KV_LANES];
     for (int round = 0; round < 1000; round++) {
-        for (int i = 0; i < 16; i++) {
+        for (int i = 0; i < WORDS; i++) {
             bytes[i] = (int8_t)(round ? draw_below(256) - 128 : -128);
             words[i] = (int16_t)(round ? draw_below(65535) - 32767 : 32767);
         }
-        for (int i = 0; i < 8; i++) wanted[i] = bytes[8 + i];
-        each_lane("kv_load_int8", kv_load_int8(bytes + 8), wanted, 0);
+        for (int i = 0; i < KV_LANES; i++) wanted[i] = bytes[KV_LANES + i];
+        each_lane("kv_load_int8", kv_load_int8(bytes + KV_LANES), wanted, 0);
         kv_vi sums = kv_dot_int16(kv_widen_int8(bytes), kv_load_int16(words));
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < KV_LANES; i++)
             wanted[i] = (float)(bytes[2 * i] * words[2 * i] + bytes[2 * i + 1] * words[2 * i + 1]);
         each_lane("kv_dot_int16", kv_from_int(sums), wanted, 0);
-        for (int i = 0; i < 8; i++) wanted[i] *= 2;
+        for (int i = 0; i < KV_LANES; i++) wanted[i] *= 2;
         each_lane("kv_add_int", kv_from_int(kv_add_int(sums, sums)), wanted, 0);
     }
     const float odd[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 32767, -32767, 32766.4f, -32766.6f, 0.49999997f, 7, -7,
                          1e-30f, -2.5f, 100.5f, -3.49f};
-    for (int i = 0; i < 16; i += 8) {
-        int16_t *at = (int16_t *)edge - 8;
+    for (int i = 0; i < 16; i += KV_LANES) {
+        int16_t *at = (int16_t *)edge - KV_LANES;
         kv_store_int16(at, kv_load(odd + i));
-        for (int k = 0; k < 8; k++) check("kv_store_int16", at[k], rint((double)odd[i + k]), 0);
+        for (int k = 0; k < KV_LANES; k++) check("kv_store_int16", at[k], rint((double)odd[i + k]), 0);
     }
     for (int low = 0; low < 64; low++)
         for (int high = low; high < 64; high++) {
