@@ -332,7 +332,7 @@ kernel_of_sixteen!(panels_of_sixteen, true);
 /// all registers.
 ///
 /// # Safety
-/// As `attend_pages`.
+/// As `attend_pages`; rows are whole vectors V, padding included.
 #[inline(always)]
 unsafe fn attend_pages_in<V: Lanes, const TRANSPOSED: bool>(
     pages: &Pages,
@@ -344,6 +344,7 @@ unsafe fn attend_pages_in<V: Lanes, const TRANSPOSED: bool>(
 ) {
     let shape = &pages.shape;
     let (stride, per_head) = (shape.stride, query.rows * shape.group);
+    debug_assert!(stride % V::WIDTH == 0);
     let page_of = |id: i32| pages.base.wrapping_add(id as usize * pages.page_floats);
     // SAFETY: lanes, heads and entries are inside their arrays, as the caller promises.
     unsafe {
@@ -413,18 +414,31 @@ mod tests {
         for (group, dim, tokens) in [(3, 64, 32), (7, 16, 16), (1, 256, 64), (16, 112, 32)] {
             for transposed in [false, true] {
                 let shape = Shape::new(1, 2, group, dim, tokens, transposed).unwrap();
-                let pool: Vec<f32> =
+                let mut pool: Vec<f32> =
                     (0..3 * shape.page_floats()).map(|_| draw(&mut seed)).collect();
+                let (ids, rows) = ([2, 0, 1], 3);
+                let bits = [low_bits(tokens), low_bits(tokens) & 0xF0F3_5FF1_1FFF_3ABC, 0x7FFF];
+                for (id, bits) in ids.iter().zip(bits) {
+                    for slot in (0..tokens).filter(|slot| bits >> slot & 1 == 0) {
+                        for head in 0..2 {
+                            let values = *id as usize * shape.page_floats()
+                                + shape.tile_offset(head)
+                                + shape.tile_floats()
+                                + slot * dim;
+                            pool[values..values + dim].fill(f32::NAN); // not to be read
+                        }
+                    }
+                }
                 let pages = Pages {
                     shape,
                     base: pool.as_ptr(),
                     page_floats: shape.page_floats(),
-                    ids: &[2, 0, 1],
-                    bits: &[low_bits(tokens), low_bits(tokens) & 0xF0F3_5FF1_1FFF_3ABC, 0x7FFF],
+                    ids: &ids,
+                    bits: &bits,
                 };
                 let limit = 2 * tokens as i64 + 9;
-                let query = Query { rows: 1, start: 3, limit, scale: 0.25 };
-                let lanes = 2 * group;
+                let query = Query { rows, start: 3, limit, scale: 0.25 };
+                let lanes = 2 * group * rows;
                 let q: Vec<f32> = (0..lanes * dim).map(|_| draw(&mut seed)).collect();
                 let eight: AttendPages = if transposed {
                     attend_pages_in::<F8, true>

@@ -95,7 +95,7 @@ impl Tile {
             if whole < self.dim {
                 // Padding may hold anything, NaN included.
                 let tail = self.dim - whole;
-                // SAFETY: as above, since rows are padded to whole vectors.
+                // SAFETY: as above, since rows are whole vectors, padding included.
                 unsafe { self.dot(quad, whole, q, &mut acc, |k| k.first(tail)) };
             }
             for n in 0..N {

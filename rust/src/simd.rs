@@ -68,12 +68,20 @@ pub fn prefetch(p: *const f32) {
     let _ = p;
 }
 
-#[cfg(any(target_feature = "avx2", all(kv_wide, not(kv_wide_portable))))]
-use core::arch::x86_64::*;
+#[cfg(all(
+    target_arch = "x86_64",
+    any(target_feature = "avx2", all(kv_wide, not(kv_wide_portable)))
+))]
+use core::arch::x86_64::{
+    __m256, _mm256_castps256_ps128, _mm256_permute2f128_ps, _mm256_shuffle_ps, _mm_storeu_ps,
+};
 
 /// Folds each of four vectors; two shuffles and an addition are quicker than `haddps`. For functions that have
 /// AVX2, into which it is inlined.
-#[cfg(any(target_feature = "avx2", all(kv_wide, not(kv_wide_portable))))]
+#[cfg(all(
+    target_arch = "x86_64",
+    any(target_feature = "avx2", all(kv_wide, not(kv_wide_portable)))
+))]
 #[inline(always)]
 fn fold4(v: [__m256; 4], join: fn(__m256, __m256) -> __m256) -> [f32; 4] {
     let mut out = [0.0; 4];
@@ -261,78 +269,98 @@ mod lanes {
     }
 }
 
-#[cfg(not(any(
-    all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"),
-    all(target_arch = "aarch64", target_feature = "neon")
-)))]
-mod lanes {
+/// Plain arrays: eight floats where there is nothing better, and sixteen for the tests.
+#[cfg(any(
+    kv_wide_portable,
+    not(any(
+        all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"),
+        all(target_arch = "aarch64", target_feature = "neon")
+    ))
+))]
+mod plain {
     use super::Lanes;
     use std::array::from_fn;
 
     #[derive(Clone, Copy)]
-    pub struct F8([f32; 8]);
+    pub struct Plain<const N: usize>([f32; N]);
 
-    impl Lanes for F8 {
-        const WIDTH: usize = 8;
+    impl<const N: usize> Plain<N> {
+        /// All lanes joined, halves first.
+        #[inline(always)]
+        fn fold(mut self, join: fn(f32, f32) -> f32) -> f32 {
+            let mut n = N;
+            while n > 1 {
+                n /= 2;
+                for i in 0..n {
+                    self.0[i] = join(self.0[i], self.0[i + n]);
+                }
+            }
+            self.0[0]
+        }
+    }
+
+    impl<const N: usize> Lanes for Plain<N> {
+        const WIDTH: usize = N;
 
         #[inline(always)]
-        fn splat(x: f32) -> F8 {
-            F8([x; 8])
+        fn splat(x: f32) -> Self {
+            Plain([x; N])
         }
         #[inline(always)]
-        unsafe fn load(p: *const f32) -> F8 {
+        unsafe fn load(p: *const f32) -> Self {
             // SAFETY: the caller's promise.
-            F8(unsafe { p.cast::<[f32; 8]>().read_unaligned() })
+            Plain(unsafe { p.cast::<[f32; N]>().read_unaligned() })
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
             // SAFETY: the caller's promise.
-            unsafe { p.cast::<[f32; 8]>().write_unaligned(self.0) }
+            unsafe { p.cast::<[f32; N]>().write_unaligned(self.0) }
         }
         #[inline(always)]
-        fn fma(self, a: F8, b: F8) -> F8 {
-            F8(from_fn(|i| self.0[i] + a.0[i] * b.0[i]))
+        fn fma(self, a: Self, b: Self) -> Self {
+            Plain(from_fn(|i| self.0[i] + a.0[i] * b.0[i]))
         }
         #[inline(always)]
-        fn add(self, b: F8) -> F8 {
-            F8(from_fn(|i| self.0[i] + b.0[i]))
+        fn add(self, b: Self) -> Self {
+            Plain(from_fn(|i| self.0[i] + b.0[i]))
         }
         #[inline(always)]
-        fn sub(self, b: F8) -> F8 {
-            F8(from_fn(|i| self.0[i] - b.0[i]))
+        fn sub(self, b: Self) -> Self {
+            Plain(from_fn(|i| self.0[i] - b.0[i]))
         }
         #[inline(always)]
-        fn mul(self, b: F8) -> F8 {
-            F8(from_fn(|i| self.0[i] * b.0[i]))
+        fn mul(self, b: Self) -> Self {
+            Plain(from_fn(|i| self.0[i] * b.0[i]))
         }
         #[inline(always)]
-        fn max(self, b: F8) -> F8 {
-            F8(from_fn(|i| if self.0[i] > b.0[i] { self.0[i] } else { b.0[i] }))
+        fn max(self, b: Self) -> Self {
+            Plain(from_fn(|i| if self.0[i] > b.0[i] { self.0[i] } else { b.0[i] }))
         }
         #[inline(always)]
-        fn min(self, b: F8) -> F8 {
-            F8(from_fn(|i| if self.0[i] < b.0[i] { self.0[i] } else { b.0[i] }))
+        fn min(self, b: Self) -> Self {
+            Plain(from_fn(|i| if self.0[i] < b.0[i] { self.0[i] } else { b.0[i] }))
         }
         #[inline(always)]
-        fn zero_below(self, x: F8, floor: F8) -> F8 {
-            F8(from_fn(|i| if x.0[i] < floor.0[i] { 0.0 } else { self.0[i] }))
+        fn zero_below(self, x: Self, floor: Self) -> Self {
+            Plain(from_fn(|i| if x.0[i] < floor.0[i] { 0.0 } else { self.0[i] }))
         }
         #[inline(always)]
-        fn add_exponent(self, shifted: F8) -> F8 {
-            let bits = |x: &F8, i: usize| x.0[i].to_bits();
-            F8(from_fn(|i| f32::from_bits(bits(&self, i).wrapping_add(bits(&shifted, i) << 23))))
+        fn add_exponent(self, shifted: Self) -> Self {
+            let bits = |x: &Self, i: usize| x.0[i].to_bits();
+            let sum = |i| bits(&self, i).wrapping_add(bits(&shifted, i) << 23);
+            Plain(from_fn(|i| f32::from_bits(sum(i))))
         }
         #[inline(always)]
-        fn first(self, n: usize) -> F8 {
-            F8(from_fn(|i| if i < n { self.0[i] } else { 0.0 }))
+        fn first(self, n: usize) -> Self {
+            Plain(from_fn(|i| if i < n { self.0[i] } else { 0.0 }))
         }
         #[inline(always)]
-        fn sum4(v: [F8; 4]) -> [f32; 4] {
-            v.map(|F8(x)| ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])))
+        fn sum4(v: [Self; 4]) -> [f32; 4] {
+            v.map(|x| x.fold(|a, b| a + b))
         }
         #[inline(always)]
-        fn max4(v: [F8; 4]) -> [f32; 4] {
-            v.map(|F8(x)| x.into_iter().fold(f32::NEG_INFINITY, f32::max))
+        fn max4(v: [Self; 4]) -> [f32; 4] {
+            v.map(|x| x.fold(f32::max))
         }
     }
 }
@@ -434,79 +462,25 @@ mod wide {
     }
 }
 
-/// Sixteen floats on any machine, for the tests.
-#[cfg(kv_wide_portable)]
-mod wide {
-    use super::{Lanes, F8};
-
-    #[derive(Clone, Copy)]
-    pub struct F16(F8, F8);
-
-    pub fn available() -> bool {
-        true
-    }
-
-    macro_rules! in_both_halves {
-        ($($name:ident($($arg:ident),+);)+) => {$(
-            #[inline(always)]
-            fn $name(self, $($arg: F16),+) -> F16 {
-                F16(self.0.$name($($arg.0),+), self.1.$name($($arg.1),+))
-            }
-        )+};
-    }
-
-    impl Lanes for F16 {
-        const WIDTH: usize = 16;
-
-        in_both_halves! {
-            fma(a, b);
-            add(b);
-            sub(b);
-            mul(b);
-            max(b);
-            min(b);
-            zero_below(x, floor);
-            add_exponent(shifted);
-        }
-        #[inline(always)]
-        fn splat(x: f32) -> F16 {
-            F16(F8::splat(x), F8::splat(x))
-        }
-        #[inline(always)]
-        unsafe fn load(p: *const f32) -> F16 {
-            // SAFETY: the caller's promise.
-            unsafe { F16(F8::load(p), F8::load(p.add(8))) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, p: *mut f32) {
-            // SAFETY: the caller's promise.
-            unsafe {
-                self.0.store(p);
-                self.1.store(p.add(8));
-            }
-        }
-        #[inline(always)]
-        fn first(self, n: usize) -> F16 {
-            if n < 8 {
-                F16(self.0.first(n), F8::splat(0.0))
-            } else {
-                F16(self.0, self.1.first(n - 8))
-            }
-        }
-        #[inline(always)]
-        fn sum4(v: [F16; 4]) -> [f32; 4] {
-            F8::sum4(v.map(|x| x.0.add(x.1)))
-        }
-        #[inline(always)]
-        fn max4(v: [F16; 4]) -> [f32; 4] {
-            F8::max4(v.map(|x| x.0.max(x.1)))
-        }
-    }
-}
-
+#[cfg(any(
+    all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"),
+    all(target_arch = "aarch64", target_feature = "neon")
+))]
 pub use lanes::F8;
-#[cfg(kv_wide)]
+#[cfg(not(any(
+    all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"),
+    all(target_arch = "aarch64", target_feature = "neon")
+)))]
+pub type F8 = plain::Plain<8>;
+
+#[cfg(all(kv_wide, not(kv_wide_portable)))]
 pub use wide::{available, F16};
+#[cfg(kv_wide_portable)]
+pub type F16 = plain::Plain<16>;
+#[cfg(kv_wide_portable)]
+pub fn available() -> bool {
+    true
+}
 
 #[cfg(test)]
 mod tests {

@@ -47,7 +47,7 @@ impl State {
     }
 }
 
-/// The same exponential as the tiles use.
+/// The exponential that the tiles use, one at a time.
 pub fn exp(x: f32) -> f32 {
     let mut out = [0.0; F8::WIDTH];
     // SAFETY: `out` holds eight floats.

@@ -188,7 +188,7 @@ def refuse_stale() -> None:
     if not built:
         raise StaleBuild(f"the kernels are not built; run: {REBUILD}")
     lacking = sorted(set(built["cpu_features"]) - set(cpu_features()))
-    if lacking:
+    if lacking and built.get("native_isa", True):
         raise StaleBuild(
             f"the kernels were built for a CPU with {', '.join(lacking)}, which this one lacks; "
             f"rebuild here: {REBUILD}"
@@ -207,6 +207,11 @@ def refuse_stale() -> None:
         )
 
 
+def _switch(text: str) -> bool:
+    """An option as CMake says it."""
+    return text.upper() in ("ON", "TRUE", "1")
+
+
 def _main() -> None:
     parser = argparse.ArgumentParser(description="Write the facts of a build as a Python module.")
     parser.add_argument("--write", type=Path, required=True)
@@ -216,7 +221,9 @@ def _main() -> None:
     parser.add_argument("--rust-missing", default="")
     parser.add_argument("--clang-missing", default="")
     parser.add_argument("--wide", default="")
-    parser.add_argument("--checks", default="OFF")
+    parser.add_argument("--wide-missing", default="")
+    parser.add_argument("--native-isa", type=_switch, default=True)
+    parser.add_argument("--checks", type=_switch, default=False)
     args = parser.parse_args()
     tools = toolchain(args.c_compiler)
     built = {
@@ -228,7 +235,9 @@ def _main() -> None:
         "rust_missing": args.rust_missing,
         "clang_missing": args.clang_missing,
         "wide": args.wide,
-        "checks": args.checks.upper() in ("ON", "TRUE", "1"),
+        "wide_missing": args.wide_missing,
+        "native_isa": args.native_isa,
+        "checks": args.checks,
     }
     text = f'"""Facts of this build, written by CMake."""\n\nFACTS = {pprint.pformat(built)}\n'
     beside = args.write.with_suffix(".tmp")

@@ -39,7 +39,7 @@ LABEL tests
 
 def _found(what: str, *places: Path) -> Path:
     for place in places:
-        if place.is_file():
+        if place.is_file() and os.access(place, os.R_OK):
             return place
     raise FileNotFoundError(NEEDED.format(what))
 
@@ -90,7 +90,8 @@ def run(programs: list[Path], folder: Path) -> dict[str, tuple[int, str]]:
     loader = Path("/usr/lib/syslinux/modules/bios/ldlinux.c32")
     disc = folder / "disc"
     (disc / "isolinux").mkdir(parents=True)
-    shutil.copy(_found("a Linux kernel in /boot", *kernels), disc / "vmlinuz")
+    kernel = _found("a Linux kernel in /boot that this user may read", *kernels)
+    shutil.copy(kernel, disc / "vmlinuz")
     for file in (_found("isolinux", isolinux), _found("syslinux", loader)):
         shutil.copy(file, disc / "isolinux")
     (disc / "isolinux" / "isolinux.cfg").write_text(BOOT, encoding="ascii")

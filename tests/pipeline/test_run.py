@@ -159,6 +159,17 @@ def test_another_compiler_or_cpu_compiles_everything_anew(tmp_path, monkeypatch)
         assert (kept.is_dir(), gone.is_dir()) == (True, left)
 
 
+def test_kernels_that_are_for_the_tests_are_built_anew():
+    for facts, measured in (
+        ({"wide": ""}, True),
+        ({"wide": "avx512"}, True),
+        ({"wide": "portable"}, False),
+        ({"checks": True}, False),
+    ):
+        assert stage._is_of({"build_id": "b", **facts}, "b") is measured
+        assert stage._is_of({"build_id": "a", **facts}, "b") is False
+
+
 def test_a_file_cut_short_never_bears_the_name(tmp_path, monkeypatch):
     path = tmp_path / "verdict.json"
     run.write_text(path, "old")

@@ -24,6 +24,9 @@ def test_a_cpu_that_lacks_a_feature_is_told_which(monkeypatch: pytest.MonkeyPatc
     refuse = build.refuse_stale.__wrapped__
     with pytest.raises(StaleBuild, match="built for a CPU with fma, which this one lacks"):
         refuse()
+    facts["native_isa"] = False  # made for any CPU of the kind
+    refuse()
+    facts["native_isa"] = True
     monkeypatch.setattr(build, "cpu_features", lambda: ["avx2", "fma"])
     refuse()
 

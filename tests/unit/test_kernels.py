@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from kvtrial import build
-from kvtrial.hot import kernels
-
-AVX512 = ["avx2", "avx512bw", "avx512dq", "avx512f", "avx512vl", "fma"]
+from kvtrial.hot import _cpu, kernels
 
 
 @pytest.fixture(autouse=True)
@@ -22,21 +21,21 @@ def fresh() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("wide", "features", "lanes"),
-    [
-        ("avx512", AVX512, 16),
-        ("avx512", [f for f in AVX512 if f != "avx512vl"], 8),
-        ("avx512", ["avx2", "fma"], 8),
-        ("", AVX512, 8),
-        ("portable", [], 16),
-    ],
+    ("wide", "has", "lanes"),
+    [("avx512", True, 16), ("avx512", False, 8), ("", True, 8), ("portable", False, 16)],
 )
 def test_sixteen_lanes_need_the_kernels_and_the_machine(
-    monkeypatch: pytest.MonkeyPatch, wide: str, features: list[str], lanes: int
+    monkeypatch: pytest.MonkeyPatch, wide: str, has: bool, lanes: int
 ) -> None:
     monkeypatch.setattr(build, "facts", lambda: {"wide": wide})
-    monkeypatch.setattr(build, "cpu_features", lambda: features)
+    monkeypatch.setattr(_cpu, "has_avx512", lambda: has)
     assert kernels.lanes() == lanes
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux lists a CPU's features there")
+def test_the_cpu_is_asked_as_linux_lists_it() -> None:
+    wanted = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    assert _cpu.has_avx512() == (wanted <= set(build.cpu_features()))
 
 
 def test_without_a_build_there_are_eight(monkeypatch: pytest.MonkeyPatch) -> None:

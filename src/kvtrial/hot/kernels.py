@@ -8,16 +8,19 @@ from typing import Any
 
 from kvtrial import build
 
-#: What the vectors of sixteen floats use of AVX-512.
-AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
-
 
 @functools.cache
 def lanes() -> int:
-    """Floats of a vector in the kernels of every arm, Rust's too: 16 where they were built and this
+    """Floats of a vector in the kernels of every SIMD arm, Rust's too: 16 where they were built and this
     machine has AVX-512, else 8."""
     wide = build.facts().get("wide")
-    return 16 if wide == "portable" or (wide and set(build.cpu_features()) >= AVX512) else 8
+    return 16 if wide == "portable" or (wide and _has_avx512()) else 8
+
+
+def _has_avx512() -> bool:
+    from kvtrial.hot._cpu import has_avx512
+
+    return bool(has_avx512())
 
 
 def simd_kernel(format: str, head_dim: int, *, clang: bool = False) -> Any:
