@@ -27,7 +27,12 @@ WARNINGS = ["-Wall", "-Werror", "-Wno-unused-function", "-Wno-psabi"]
 OWN = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 AARCH64 = ("-march=armv8-a", "-march=armv8.2-a+fp16+dotprod")
 #: As CMakeLists.txt has them for `*_avx512.pyx`.
-AVX512 = ("-march=x86-64", "-mfma", "-mf16c", *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")))
+AVX512 = (
+    "-march=x86-64",
+    "-mfma",
+    "-mf16c",
+    *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")),
+)
 WIDE = "-DKV_LANES=16"
 
 
