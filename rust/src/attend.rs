@@ -278,7 +278,11 @@ type AttendPages =
 fn kernel_for(shape: &Shape) -> AttendPages {
     #[cfg(kv_wide)]
     if shape.dim % simd::F16::WIDTH == 0 && simd::available() {
-        return if shape.transposed { panels_of_sixteen } else { rows_of_sixteen };
+        return if shape.transposed {
+            attend_pages_of_sixteen::<true>
+        } else {
+            attend_pages_of_sixteen::<false>
+        };
     }
     if shape.transposed {
         attend_pages_in::<F8, true>
@@ -303,30 +307,28 @@ pub unsafe fn attend_pages(
     unsafe { kernel_for(&pages.shape)(pages, query, q, state, entries, heads) }
 }
 
-macro_rules! kernel_of_sixteen {
-    ($name:ident, $transposed:literal) => {
-        #[cfg(kv_wide)]
-        #[cfg_attr(
-            not(kv_wide_portable),
-            target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")
-        )]
-        unsafe fn $name(
-            pages: &Pages,
-            query: &Query,
-            q: *const f32,
-            state: State,
-            entries: Range<usize>,
-            heads: Range<usize>,
-        ) {
-            // SAFETY: passed on; `kernel_for` has asked for the features.
-            unsafe {
-                attend_pages_in::<simd::F16, $transposed>(pages, query, q, state, entries, heads);
-            }
-        }
-    };
+/// `attend_pages_in` with vectors of sixteen.
+///
+/// # Safety
+/// As `attend_pages_in`; `simd::available` said so.
+#[cfg(kv_wide)]
+#[cfg_attr(
+    not(kv_wide_portable),
+    target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")
+)]
+unsafe fn attend_pages_of_sixteen<const TRANSPOSED: bool>(
+    pages: &Pages,
+    query: &Query,
+    q: *const f32,
+    state: State,
+    entries: Range<usize>,
+    heads: Range<usize>,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        attend_pages_in::<simd::F16, TRANSPOSED>(pages, query, q, state, entries, heads);
+    }
 }
-kernel_of_sixteen!(rows_of_sixteen, false);
-kernel_of_sixteen!(panels_of_sixteen, true);
 
 /// `attend_pages` with vectors V, for K tiles that are transposed or not: one kernel a function, since each needs
 /// all registers.

@@ -366,7 +366,7 @@ mod plain {
 }
 
 /// Sixteen floats. Whoever uses them runs where `available` said so, in a function with the features of
-/// `kernel_of_sixteen!`, into which all of this is inlined.
+/// `attend_pages_of_sixteen`, into which all of this is inlined.
 #[cfg(all(kv_wide, not(kv_wide_portable)))]
 #[allow(clippy::incompatible_msrv)] // an older rustc gets no kv_wide
 mod wide {
