@@ -10,12 +10,12 @@ import math
 
 import numpy as np
 
-from kvtrial import machine
 from kvtrial.contract import KVStore
+from kvtrial.host import machine
 from kvtrial.measure.attention import Arm, attend_ns
 from kvtrial.measure.probes import Probes
+from kvtrial.measure.shapes import operations_a_row
 from kvtrial.measure.stores import opened
-from kvtrial.shapes import operations_a_row
 
 SHAPES = {"9/3x64": (9, 3, 64), "14/2x64": (14, 2, 64)}
 TOKENS = 4096

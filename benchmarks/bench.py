@@ -16,9 +16,10 @@ from pathlib import Path
 import attention
 import engine
 
-from kvtrial import machine, models, run
 from kvtrial.candidates import candidates
 from kvtrial.engine.errors import ModelNotFetched
+from kvtrial.host import machine
+from kvtrial.run import layout, models
 
 BASELINE = Path(__file__).with_name("baseline.json")
 ARMS = ("K1", "K2", "K3", "K5", "K1T", "K3T", "K2T")
@@ -33,7 +34,7 @@ def measured() -> Iterator[tuple[str, float]]:
         for name, fraction in attention.fractions(heads, names).items():
             yield f"{label} {name}", fraction
     try:
-        gguf = models.path_of(run.DEFAULT_MODEL)
+        gguf = models.path_of(layout.DEFAULT_MODEL)
     except ModelNotFetched as missing:
         print(f"no decode and no prefill: {missing}")
         return

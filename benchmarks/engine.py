@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial import models
 from kvtrial.contract import KVSession
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.synthetic import Shape, write_synthetic
 from kvtrial.measure.probes import Probes
+from kvtrial.measure.shapes import operations_a_row
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
-from kvtrial.shapes import operations_a_row
+from kvtrial.run import models
 
 PAGE_TOKENS = 32
 ROUNDS = 12

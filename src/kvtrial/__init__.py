@@ -12,10 +12,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "load_model": "kvtrial.models",
+    "load_model": "kvtrial.run.models",
     "open_store": "kvtrial.candidates",
-    "decide": "kvtrial.decide",
-    "Verdict": "kvtrial.decide",
+    "decide": "kvtrial.decision.verdict",
+    "Verdict": "kvtrial.decision.verdict",
     "merge": "kvtrial.contract",
     "KVError": "kvtrial.contract",
     "MemoryLedger": "kvtrial.contract",
@@ -28,9 +28,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kvtrial' has no attribute {name!r}; it has {sorted(_HOMES)}")
-    module = importlib.import_module(home)
-    # `kvtrial.decide` is also a module's name; the function wins, as the public surface says.
-    value = getattr(module, name)
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

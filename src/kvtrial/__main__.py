@@ -1,5 +1,5 @@
 """``python -m kvtrial``."""
 
-from kvtrial.cli import exit_with, main
+from kvtrial.tools.command import exit_with, main
 
 exit_with(main)

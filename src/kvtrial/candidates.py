@@ -6,7 +6,6 @@ import functools
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from kvtrial import build, selection
 from kvtrial.contract import (
     Candidate,
     CandidateNotBuilt,
@@ -17,6 +16,7 @@ from kvtrial.contract import (
     StoreSpec,
     UnknownCandidate,
 )
+from kvtrial.host import build, selection
 
 GROUP = "kvtrial.candidates"
 

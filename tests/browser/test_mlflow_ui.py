@@ -11,8 +11,9 @@ import mlflow_server
 import pytest
 from trial_events import REGISTERED, scattered, trial
 
-from kvtrial import events, report
-from kvtrial.decide import decide
+from kvtrial.decision.verdict import decide
+from kvtrial.run import events
+from kvtrial.show import report
 from kvtrial.tracking import __main__ as command
 from kvtrial.tracking.store import Store
 

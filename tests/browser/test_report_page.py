@@ -8,8 +8,8 @@ import json
 import pytest
 from trial_events import REGISTERED, scattered, trial
 
-from kvtrial import plots, report
-from kvtrial.decide import decide
+from kvtrial.decision.verdict import decide
+from kvtrial.show import plots, report
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
 

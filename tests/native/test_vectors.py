@@ -17,7 +17,7 @@ import avx512_machine
 import pytest
 import xxhash
 
-from kvtrial import build
+from kvtrial.host import build
 
 HERE = Path(__file__).parent
 NATIVE = build.ROOT / "src" / "kvtrial" / "native"
@@ -204,7 +204,8 @@ def test_on_a_machine_with_avx512(tmp_path: Path) -> None:
 SUITE = """
 import sys
 sys.path[:0] = [sys.argv[1], *sys.argv[2].split(":")]
-from kvtrial import build, candidates
+from kvtrial.host import build
+from kvtrial import candidates
 from kvtrial.conformance.suite import TESTS, run
 from kvtrial.hot import kernels
 assert build.facts()["wide"] == "portable" and kernels.lanes() == 16, build.facts()

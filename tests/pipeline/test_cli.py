@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtrial import cli, contract
+from kvtrial import contract
+from kvtrial.tools import command
 
 SUBCOMMANDS = ["verdict", "decide", "generate", "fetch", "doctor", "try", "fleet"]
 SUBCOMMANDS += ["cold", "candidates", "models"]
@@ -17,7 +18,7 @@ SUBCOMMANDS += ["cold", "candidates", "models"]
 
 @pytest.fixture(autouse=True)
 def environment_comes_back(monkeypatch):
-    """`cli.exit_with` prepares this process's environment; other tests get theirs back."""
+    """`command.exit_with` prepares this process's environment; other tests get theirs back."""
     for name in ("PATH", "DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
@@ -42,7 +43,7 @@ def test_every_subcommand_is_listed():
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_the_help_of_a_subcommand_ends_with_an_example(name, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main([name, "--help"])
+        command.main([name, "--help"])
     assert ended.value.code == 0
     assert f"\nexample: kvtrial {name}" in capsys.readouterr().out
 
@@ -87,7 +88,7 @@ def test_an_error_is_one_line_and_an_exit_code(error, code, said, capsys):
         raise error
 
     with pytest.raises(SystemExit) as ended:
-        cli.exit_with(fails)
+        command.exit_with(fails)
     assert ended.value.code == code
     printed = capsys.readouterr().err
     assert said in printed and printed.count("\n") == 1
@@ -98,14 +99,14 @@ def test_a_fault_of_ours_keeps_its_traceback():
         raise KeyError("k")
 
     with pytest.raises(KeyError):
-        cli.exit_with(fails)
+        command.exit_with(fails)
 
 
 def test_telemetry_is_off_before_anything_is_imported(monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
     monkeypatch.setenv("PATH", "/usr/bin")
     with pytest.raises(SystemExit):
-        cli.exit_with(lambda: 0)
+        command.exit_with(lambda: 0)
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert os.environ["DO_NOT_TRACK"] == "1"
     assert os.environ["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"

@@ -10,8 +10,9 @@ import mlflow_server
 import pytest
 from trial_events import REGISTERED, flat, trial
 
-from kvtrial import events, tracking
-from kvtrial.decide import decide
+from kvtrial import tracking
+from kvtrial.decision.verdict import decide
+from kvtrial.run import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvtrial import peers
+from kvtrial.measure.peers import programs
 
 SCHEMA = Path(__file__).resolve().parents[2] / "workflow" / "schemas" / "peers.json"
 SMOKE = ["--cores", "2", "--profile", "profiles/smoke", "peers"]
@@ -17,8 +17,8 @@ SMOKE = ["--cores", "2", "--profile", "profiles/smoke", "peers"]
 @pytest.mark.slow
 def test_what_is_installed_is_compared_and_what_is_missing_is_said(snakemake, tmp_path):
     done = snakemake(*SMOKE)
-    absent = peers.missing()
-    if len(absent) == len(peers.PROGRAMS):
+    absent = programs.missing()
+    if len(absent) == len(programs.PROGRAMS):
         assert done.returncode == 1
         assert "no peer is installed (llama-cpp-python, torch, onnxruntime); run `make peers`" in (
             done.stdout
@@ -32,7 +32,7 @@ def test_what_is_installed_is_compared_and_what_is_missing_is_said(snakemake, tm
     rows = json.loads(path.read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text("utf-8"))).validate(rows)
     shown = {row["peer_setting"].partition(" ")[0] for row in rows}
-    assert shown == {package for package, _ in peers.PROGRAMS.values()} - set(absent.values())
+    assert shown == {package for package, _ in programs.PROGRAMS.values()} - set(absent.values())
     assert {row["context"] for row in rows} == {64, 128, 256}
     assert (path.parent / "figures" / "peers.svg").is_file()
     assert not (path.parent / "events" / "peers.parquet").exists()  # the verdict must not see them

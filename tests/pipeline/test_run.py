@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from kvtrial import build, machine, protocol, run
 from kvtrial.contract import StaleBuild
+from kvtrial.host import build, machine
+from kvtrial.run import layout, protocol
 from kvtrial.stages import build as stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +23,7 @@ def config(monkeypatch) -> dict[str, str]:
     """The configuration as it is registered, on a machine and build that never change."""
     monkeypatch.setattr(build, "identity", lambda: "0123456789ab")
     monkeypatch.setattr(machine, "machine_class", lambda: "x86_64-test-2c")
-    return {"model": run.DEFAULT_MODEL, "protocol": str(PROTOCOL), "profile": "default"}
+    return {"model": layout.DEFAULT_MODEL, "protocol": str(PROTOCOL), "profile": "default"}
 
 
 def edited(tmp_path: Path, text: str) -> str:
@@ -32,7 +33,7 @@ def edited(tmp_path: Path, text: str) -> str:
 
 
 def test_the_name_is_made_of_model_protocol_machine_and_build(config):
-    model, protocol_hash, machine_hash, build_id = run.plan(config).run_id.rsplit("-", 3)
+    model, protocol_hash, machine_hash, build_id = layout.plan(config).run_id.rsplit("-", 3)
     assert model == "smollm2-135m-instruct-q4_1"
     assert len(protocol_hash) == 8
     # printf x86_64-test-2c | sha256sum
@@ -43,25 +44,25 @@ def test_the_name_is_made_of_model_protocol_machine_and_build(config):
 def test_comments_and_order_of_the_protocol_do_not_count(config, tmp_path):
     values = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))
     reordered = "# a comment\n" + yaml.safe_dump(dict(reversed(values.items())), sort_keys=False)
-    other = run.plan({**config, "protocol": edited(tmp_path, reordered)})
-    assert other.run_id == run.plan(config).run_id
+    other = layout.plan({**config, "protocol": edited(tmp_path, reordered)})
+    assert other.run_id == layout.plan(config).run_id
 
 
 def test_any_value_of_the_protocol_counts(config, tmp_path):
     text = PROTOCOL.read_text(encoding="utf-8").replace("decode_steps: 64", "decode_steps: 65")
-    other = run.plan({**config, "protocol": edited(tmp_path, text)})
-    assert other.run_id.split("-")[-3] != run.plan(config).run_id.split("-")[-3]
-    assert other.run_id.split("-")[-2:] == run.plan(config).run_id.split("-")[-2:]
+    other = layout.plan({**config, "protocol": edited(tmp_path, text)})
+    assert other.run_id.split("-")[-3] != layout.plan(config).run_id.split("-")[-3]
+    assert other.run_id.split("-")[-2:] == layout.plan(config).run_id.split("-")[-2:]
 
 
 def test_another_machine_build_model_or_profile_is_another_run(config, monkeypatch):
-    names = [run.plan(config).run_id]
-    names.append(run.plan({**config, "profile": "full"}).run_id)
-    names.append(run.plan({**config, "model": "tiny-llama"}).run_id)
+    names = [layout.plan(config).run_id]
+    names.append(layout.plan({**config, "profile": "full"}).run_id)
+    names.append(layout.plan({**config, "model": "tiny-llama"}).run_id)
     monkeypatch.setattr(machine, "machine_class", lambda: "aarch64-test-8c")
-    names.append(run.plan(config).run_id)
+    names.append(layout.plan(config).run_id)
     monkeypatch.setattr(build, "identity", lambda: "ba9876543210")
-    names.append(run.plan(config).run_id)
+    names.append(layout.plan(config).run_id)
     assert len(set(names)) == 5
     assert names[1] == names[0] + "-full"
 
@@ -82,32 +83,32 @@ def stranger(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_candidate_of_another_package_is_in_the_name_once_it_competes(config, stranger, tmp_path):
-    ours = run.plan(config).run_id
+    ours = layout.plan(config).run_id
     text = PROTOCOL.read_text(encoding="utf-8").replace(
         "candidates: [K0", "candidates: [Theirs, K0"
     )
     config["protocol"] = edited(tmp_path, text)
-    first = run.plan(config).run_id
+    first = layout.plan(config).run_id
     assert len(first.split("-")[-1]) == 8 and len(ours.split("-")[-1]) == 12
-    assert run.plan(config).run_id == first
+    assert layout.plan(config).run_id == first
     stranger.write_text("theirs.py,sha256=two,9\n", encoding="utf-8")
-    assert run.plan(config).run_id != first
+    assert layout.plan(config).run_id != first
 
 
 def test_an_unknown_profile_lists_the_known_ones(config):
-    with pytest.raises(run.ConfigError, match="no profile 'fast'; known: default, full"):
-        run.plan({**config, "profile": "fast"})
+    with pytest.raises(layout.ConfigError, match="no profile 'fast'; known: default, full"):
+        layout.plan({**config, "profile": "fast"})
 
 
 def test_a_missing_protocol_file_is_named(config):
-    with pytest.raises(run.ConfigError, match=r"no file 'config/nowhere\.yaml'"):
-        run.plan({**config, "protocol": "config/nowhere.yaml"})
+    with pytest.raises(layout.ConfigError, match=r"no file 'config/nowhere\.yaml'"):
+        layout.plan({**config, "protocol": "config/nowhere.yaml"})
 
 
 def test_an_unknown_candidate_lists_the_registered_ones(config, tmp_path):
     text = PROTOCOL.read_text(encoding="utf-8").replace("candidates: [K0,", "candidates: [K9, K0,")
-    with pytest.raises(run.ConfigError, match=r"no candidate 'K9'; registered: A1, A2, .*K1"):
-        run.plan({**config, "protocol": edited(tmp_path, text)})
+    with pytest.raises(layout.ConfigError, match=r"no candidate 'K9'; registered: A1, A2, .*K1"):
+        layout.plan({**config, "protocol": edited(tmp_path, text)})
 
 
 def test_a_wrong_value_of_the_protocol_names_key_and_schema(config, tmp_path):
@@ -115,18 +116,22 @@ def test_a_wrong_value_of_the_protocol_names_key_and_schema(config, tmp_path):
     with pytest.raises(
         protocol.ProtocolError, match=r"page_tokens: 24 .*\[16, 32, 64\].*protocol\.schema\.yaml"
     ):
-        run.plan({**config, "protocol": edited(tmp_path, text)})
+        layout.plan({**config, "protocol": edited(tmp_path, text)})
 
 
 def test_a_python_module_of_a_measured_process_is_part_of_the_build(tmp_path):
-    measured = ("src/kvtrial/hot/paged.py", "src/kvtrial/machine.py", "src/kvtrial/stages/m2.py")
-    for name in ("CMakeLists.txt", *measured, "src/kvtrial/decide.py"):
+    measured = (
+        "src/kvtrial/hot/paged.py",
+        "src/kvtrial/host/machine.py",
+        "src/kvtrial/stages/m2.py",
+    )
+    for name in ("CMakeLists.txt", *measured, "src/kvtrial/decision/verdict.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1", encoding="utf-8")
     tools = {"c_compiler": "gcc 12"}
     before = build.identity(tmp_path, tools)
-    (tmp_path / "src/kvtrial/decide.py").write_text("2", encoding="utf-8")
+    (tmp_path / "src/kvtrial/decision/verdict.py").write_text("2", encoding="utf-8")
     assert build.identity(tmp_path, tools) == before
     found = {before}
     for name in measured:
@@ -172,13 +177,13 @@ def test_kernels_that_are_for_the_tests_are_built_anew():
 
 def test_a_file_cut_short_never_bears_the_name(tmp_path, monkeypatch):
     path = tmp_path / "verdict.json"
-    run.write_text(path, "old")
+    layout.write_text(path, "old")
 
     def fails(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fails)
     with pytest.raises(OSError, match="No space left"):
-        run.write_text(path, "new")
+        layout.write_text(path, "new")
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats as scipy_stats
 from trial_events import REGISTERED, block_rows, flat, row, trial, with_rows
 
-from kvtrial.decide import decide
+from kvtrial.decision.verdict import decide
 
 BASE = flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=20.0)
 

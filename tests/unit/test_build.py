@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from kvtrial.hot._paged import PagedStore
 
-from kvtrial import build
 from kvtrial.contract import InvalidArgument, StaleBuild, StoreSpec
+from kvtrial.host import build
 
 ROOT = Path(__file__).resolve().parents[2]
 

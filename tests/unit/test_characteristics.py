@@ -12,11 +12,11 @@ import pytest
 from scipy import stats as scipy_stats
 from trial_events import REGISTERED, trial
 
-from kvtrial import characteristics, rule, stats
-from kvtrial.characteristics import CellNoise, operating_characteristics
-from kvtrial.decide import ADOPT, KEEP, decide
+from kvtrial.decision import error_rates, rule, stats
+from kvtrial.decision.error_rates import CellNoise, operating_characteristics
+from kvtrial.decision.verdict import ADOPT, KEEP, decide
 from kvtrial.measure.order import mirrored_orders
-from kvtrial.plots import characteristics as figure
+from kvtrial.show.plots import characteristics as figure
 
 Noise = Callable[[np.random.Generator, int, int], npt.NDArray[np.float64]]
 DECISION = REGISTERED["decision"]
@@ -363,7 +363,7 @@ def test_a_verdict_carries_them_bit_for_bit_and_the_figure_draws_them() -> None:
     verdict = decide(events, REGISTERED)
     found = verdict.data["characteristics"]
     assert found["challenger"] == "K3"
-    assert found["simulations"] == characteristics.SIMULATIONS
+    assert found["simulations"] == error_rates.SIMULATIONS
     assert {0.0, 0.1, 0.15, 0.2} <= set(found["true_improvement"])
     assert decide(events.sample(frac=1, random_state=1), REGISTERED).to_json() == verdict.to_json()
     drawn = figure.draw(verdict.data, events)

@@ -16,8 +16,9 @@ import pytest
 from cmake import CMAKE_BIN_DIR
 from ninja import BIN_DIR
 
-from kvtrial import build, candidates
+from kvtrial import candidates
 from kvtrial.contract import CandidateNotBuilt, StoreSpec
+from kvtrial.host import build
 from kvtrial.hot import paged
 
 MODULE = "kvtrial.hot._kernels_clang"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtrial.cold import crash, faults
 from kvtrial.measure import child
+from kvtrial.measure.cold import crash, faults
 
 FAILING = [name for name, (_, needs_faults) in crash.FAULTS.items() if needs_faults]
 
@@ -41,7 +41,7 @@ def test_every_fault_of_the_matrix_leaves_every_promise_kept(kind, tmp_path):
         "batches": 6,
         "seed": 20261129,
     }
-    rows = child.run("kvtrial.cold.crash", spec, 1, faults.preload_environment())
+    rows = child.run("kvtrial.measure.cold.crash", spec, 1, faults.preload_environment())
     assert [row["text"] for row in rows if row["metric"] == "cold/crash_fault"] == []
     rounds = Counter(row["text"] for row in rows if row["metric"] == "cold/crash_recovered")
     assert rounds == {name: 10 if name == "kill" else 2 for name in crash.FAULTS}
@@ -63,8 +63,9 @@ def test_without_a_failing_disk_those_rounds_are_left_out(tmp_path, monkeypatch)
 
 def test_the_check_sees_a_lost_sequence_and_a_changed_byte(tmp_path):
     code = """
-    from kvtrial.cold import aftermath, open_cold
-    from kvtrial.cold.pattern import PatternStore, pattern_session, pattern_tokens
+    from kvtrial.measure.cold import aftermath
+    from kvtrial.cold import open_cold
+    from kvtrial.measure.cold.pattern import PatternStore, pattern_session, pattern_tokens
     def write(say):
         store = PatternStore()
         with open_cold("Z2", folder, store.identity()) as cold:
@@ -86,7 +87,8 @@ def test_the_check_sees_a_lost_sequence_and_a_changed_byte(tmp_path):
 def test_the_matrix_notices_a_missing_sync_of_the_segment(tmp_path):
     """A process that is killed loses nothing; only the modelled power cut shows it."""
     code = """
-    from kvtrial.cold import crash, disk
+    from kvtrial.measure.cold import crash
+    from kvtrial.cold import disk
     real = disk.fsync
     def fsync(fd):
         if not os.readlink(f"/proc/self/fd/{fd}").endswith(".seg"):
@@ -105,7 +107,8 @@ def test_the_matrix_notices_a_missing_sync_of_the_segment(tmp_path):
 
 def test_a_power_cut_keeps_what_was_synced_and_no_more(tmp_path):
     code = """
-    from kvtrial.cold import disk, faults
+    from kvtrial.cold import disk
+    from kvtrial.measure.cold import faults
     live, memory, left = folder / "live", folder / "memory", folder / "left"
     for path in (live, memory):
         path.mkdir(parents=True)
@@ -131,7 +134,7 @@ def test_a_power_cut_keeps_what_was_synced_and_no_more(tmp_path):
 
 def test_a_write_can_fail_half_way_and_a_sync_at_all(tmp_path):
     code = """
-    from kvtrial.cold import faults
+    from kvtrial.measure.cold import faults
     faults.watch(folder)
     fd = os.open(folder / "file", os.O_RDWR | os.O_CREAT)
     def attempt(call, *args):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kvtrial.cold import KINDS, disk, open_cold, segments
-from kvtrial.cold.pattern import PatternStore
 from kvtrial.cold.recovery import recover
 from kvtrial.cold.segments import SegmentLog
+from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
 

@@ -14,8 +14,8 @@ import pytest
 from kvtrial.cold._reader import FAILED
 
 from kvtrial.cold import KINDS, disk, errors, index, open_cold, segments
-from kvtrial.cold.pattern import PatternStore
 from kvtrial.cold.segments import SegmentLog
+from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
 
@@ -337,7 +337,7 @@ def test_verify_compares_contents_with_their_address(folder, store, monkeypatch)
 def test_another_process_is_refused_and_a_killed_one_leaves_no_lock(kind, folder, store):
     code = (
         "import sys; from kvtrial.cold import open_cold, errors\n"
-        "from kvtrial.cold.pattern import PatternStore\n"
+        "from kvtrial.measure.cold.pattern import PatternStore\n"
         "try:\n    c = open_cold(sys.argv[1], sys.argv[2], PatternStore().identity())\n"
         "except errors.StoreLocked:\n    sys.exit(3)\n"
         "print('open', flush=True); sys.stdin.read()"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvtrial.cold import KINDS, errors, open_cold
-from kvtrial.cold.pattern import PatternStore
+from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
 

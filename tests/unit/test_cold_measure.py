@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtrial import break_even, events
-from kvtrial.cold import aftermath, crash, measure, pagecache
+from kvtrial.decision import break_even
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import Model
 from kvtrial.hot import native
+from kvtrial.measure.cold import aftermath, crash, pagecache, restore
 from kvtrial.measure.stores import shape_of
+from kvtrial.run import events
 
 SHAPE = {"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 32}
 ROWS = 100
@@ -45,7 +46,7 @@ def spec(tmp_path, monkeypatch):
 
 def test_every_arm_does_the_same_work_with_the_same_syncs(spec):
     noted = []
-    rows = measure.measure(spec, noted.append)
+    rows = restore.measure(spec, noted.append)
     assert noted == ["plain", "Z2", "Z1"]
     assert [r for r in rows if r["metric"] == "failed"] == []
     values = {
@@ -75,7 +76,7 @@ def test_every_arm_does_the_same_work_with_the_same_syncs(spec):
 
 def test_a_cold_time_is_given_only_where_the_cache_was_seen_to_be_dropped(spec, monkeypatch):
     monkeypatch.setattr(pagecache, "resident_fraction", lambda files: 0.5)
-    metrics = {r["metric"] for r in measure.measure(spec, lambda name: None)}
+    metrics = {r["metric"] for r in restore.measure(spec, lambda name: None)}
     assert "cold/restore_warm_ms" in metrics and "cold/restore_cold_ms" not in metrics
 
 
@@ -83,8 +84,8 @@ def test_a_failing_arm_costs_its_own_rows(spec, monkeypatch):
     def broken(*args, **kwargs):
         raise OSError("no disk")
 
-    monkeypatch.setattr(measure, "open_cold", broken)
-    rows = measure.measure(spec, lambda name: None)
+    monkeypatch.setattr(restore, "open_cold", broken)
+    rows = restore.measure(spec, lambda name: None)
     assert {r["candidate"] for r in rows if r["metric"] == "failed"} == {"Z1", "Z2"}
     assert any(r["candidate"] == "plain" and r["metric"] == "cold/payload_mb" for r in rows)
 
@@ -111,13 +112,13 @@ def test_a_round_that_broke_a_promise_is_a_zero_with_its_reason():
 def test_prefills_of_the_same_tokens_are_measured(spec, tmp_path, monkeypatch):
     file = read_gguf(Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf")
     model = Model.from_gguf(file)
-    monkeypatch.setattr(measure, "load_model", lambda path: model)
+    monkeypatch.setattr(restore.engine, "load", lambda path: model)
     shape = shape_of(model)
     for name in "kv":
         rows = np.zeros((shape["layers"], ROWS, shape["kv_heads"], shape["head_dim"]), np.float32)
         np.save(tmp_path / f"{name}.npy", rows)
     (tmp_path / "tokens.json").write_text(json.dumps({"next_id": 1, "ids": [1] * ROWS}))
-    rows = measure.measure({**spec, "candidates": ["recompute"], "shape": shape}, lambda name: None)
+    rows = restore.measure({**spec, "candidates": ["recompute"], "shape": shape}, lambda name: None)
     assert [(r["candidate"], r["metric"], r["context"]) for r in rows] == [
         ("recompute", "cold/recompute_ms", 16),
         ("recompute", "cold/recompute_ms", 64),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvtrial.cold import KINDS, open_cold, segments
-from kvtrial.cold.pattern import PatternStore
 from kvtrial.cold.store import ColdStore
+from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
 

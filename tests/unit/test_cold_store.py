@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kvtrial.cold import KINDS, errors, keys, open_cold
-from kvtrial.cold.pattern import PatternStore
 from kvtrial.cold.store import RESTORE_PAGES
 from kvtrial.contract import InvalidArgument, PoolExhausted, StepIncomplete
+from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
 

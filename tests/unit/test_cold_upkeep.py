@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from kvtrial import cli
 from kvtrial.cold import KINDS, errors, open_cold
-from kvtrial.cold.pattern import PatternStore
 from kvtrial.contract import InvalidArgument
+from kvtrial.measure.cold.pattern import PatternStore
+from kvtrial.tools import command
 
 P = 16
 
@@ -27,7 +27,7 @@ def folder(request, tmp_path):
 
 def said(capsys, *arguments):
     """Exit code and what the command printed, as JSON."""
-    code = cli.main(["cold", *map(str, arguments), "--json"])
+    code = command.main(["cold", *map(str, arguments), "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -52,14 +52,14 @@ def test_people_get_a_table_and_a_line(folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     printed = {}
     for verb in ("catalogue", "verify", "gc"):
-        assert cli.main(["cold", verb, str(folder)]) == 0
+        assert command.main(["cold", verb, str(folder)]) == 0
         printed[verb] = capsys.readouterr().out.splitlines()
     assert len(printed["catalogue"]) == 4  # a head, two sequences, and the line
     assert printed["catalogue"][-1].startswith(f"sequences: 2; {folder} (")
     assert printed["verify"][0].startswith(f"damaged pages: 0; {folder} (")
     assert printed["gc"][0].startswith("given back: ")
     key = printed["catalogue"][1].split()[0]
-    assert cli.main(["cold", "delete", str(folder), key]) == 0
+    assert command.main(["cold", "delete", str(folder), key]) == 0
     assert capsys.readouterr().out.startswith(f"deleted: {key}, ")
 
 
@@ -73,7 +73,7 @@ def test_damage_is_named_with_what_to_delete_and_the_command_fails(folder, capsy
     code, found = said(capsys, "verify", folder)
     (fault,) = found["damage"]
     assert code == 1 and fault["what"]
-    assert cli.main(["cold", "verify", str(folder)]) == 1
+    assert command.main(["cold", "verify", str(folder)]) == 1
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.startswith(f"page {fault['key'][:16]}: ")
     assert second.strip() == f"delete {fault['sequences'][0][:16]} and spill again"
@@ -95,13 +95,13 @@ def test_damage_is_named_with_what_to_delete_and_the_command_fails(folder, capsy
 def test_keys_that_mean_nothing_are_named(folder, arguments, message):
     verb, *keys = arguments
     with pytest.raises(InvalidArgument, match=message):
-        cli.main(["cold", verb, str(folder), *keys])
+        command.main(["cold", verb, str(folder), *keys])
 
 
 def test_a_folder_without_a_store_stays_as_it_is(tmp_path):
     for path in (tmp_path / "new", tmp_path):
         with pytest.raises(errors.ForeignStore, match="holds no cold store"):
-            cli.main(["cold", "gc", str(path)])
+            command.main(["cold", "gc", str(path)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,7 +111,7 @@ def test_an_empty_key_deletes_nothing(tmp_path):
     with open_cold("Z2", tmp_path / "cold", store.identity()) as cold:
         cold.spill(store.filled(P), np.arange(P))
     with pytest.raises(InvalidArgument, match="'' is the beginning of 1 keys"):
-        cli.main(["cold", "delete", str(tmp_path / "cold"), ""])
+        command.main(["cold", "delete", str(tmp_path / "cold"), ""])
     with open_cold("Z2", tmp_path / "cold", store.identity()) as cold:
         assert cold.contains(np.arange(P)) == P
 
@@ -123,7 +123,7 @@ def test_damage_beside_the_pages_is_shown_and_the_command_fails(tmp_path, capsys
         cold.spill(store.filled(P), np.arange(P))
     segment = tmp_path / "cold" / "segments" / "00000001.seg"
     segment.write_bytes(b"?" + segment.read_bytes()[1:])
-    assert cli.main(["cold", "verify", str(tmp_path / "cold")]) == 1
+    assert command.main(["cold", "verify", str(tmp_path / "cold")]) == 1
     first, second, last = capsys.readouterr().out.splitlines()
     assert first == f"{segment} at offset 0: the file header is damaged"
     assert "spill what you need into another folder" in second

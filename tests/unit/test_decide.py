@@ -15,10 +15,10 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from trial_events import REGISTERED, flat, row, trial, with_rows
 
-from kvtrial import protocol, summary
-from kvtrial.decide import ADOPT, INCONCLUSIVE, KEEP, MixedProtocol, Verdict, decide
-from kvtrial.plots import forest, waterfall
-from kvtrial.show import print_verdict
+from kvtrial.decision.verdict import ADOPT, INCONCLUSIVE, KEEP, MixedProtocol, Verdict, decide
+from kvtrial.run import protocol
+from kvtrial.show.plots import forest, waterfall
+from kvtrial.show.terminal import print_verdict, summary
 
 LACKS = {"K0": "branch, holes, pool"}
 BASE = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from trial_events import REGISTERED, ROOT
 
-from kvtrial import cli, doctor
-from kvtrial.doctor import Noise, State
 from kvtrial.measure import exclusive
 from kvtrial.measure.probes import Reading
+from kvtrial.tools import command, doctor
+from kvtrial.tools.doctor import Noise, State
 
 LIMITS = REGISTERED["gates"]
 
@@ -116,7 +116,7 @@ def test_the_command_says_something_about_everything(tmp_path, monkeypatch, caps
     monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path))
     monkeypatch.setenv("KVTRIAL_CONFIG", str(ROOT / "config"))
     monkeypatch.setattr(doctor, "READINGS", 4)
-    assert cli.main(["doctor", "--model", "tiny-llama", "--json"]) == 0
+    assert command.main(["doctor", "--model", "tiny-llama", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["ready"] is True
     assert set(said["findings"]) == {

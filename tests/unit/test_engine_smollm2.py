@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy_store import open_numpy
 
-from kvtrial import paths
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import Model
+from kvtrial.host import paths
 
 GREEDY = json.loads(
     (Path(__file__).parent.parent / "data" / "smollm2-greedy.json").read_text(encoding="utf-8")

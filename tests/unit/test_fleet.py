@@ -7,8 +7,9 @@ import json
 import pytest
 from trial_events import REGISTERED, flat, trial
 
-from kvtrial import cli, fleet
-from kvtrial.decide import decide
+from kvtrial.decision.verdict import decide
+from kvtrial.show import fleet
+from kvtrial.tools import command
 
 WINS = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 50.0, "K2": 40.0, "K3": 40.0}
 TIES = {**WINS, "K3": 50.0}
@@ -51,9 +52,9 @@ def test_a_row_is_what_was_decided_and_by_what(files):
 
 
 def test_the_command_takes_files_and_folders(files, capsys):
-    assert cli.main(["fleet", str(files[0]), str(files[1].parent), "--json"]) == 0
+    assert command.main(["fleet", str(files[0]), str(files[1].parent), "--json"]) == 0
     assert [row["run_id"] for row in json.loads(capsys.readouterr().out)] == ["a", "b"]
-    assert cli.main(["fleet", *map(str, files)]) == 0
+    assert command.main(["fleet", *map(str, files)]) == 0
     assert "1.250 [1.250, 1.250]" in " ".join(capsys.readouterr().out.split())
 
 

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 from trial_events import REGISTERED, flat, row, trial, with_rows
 
-from kvtrial import events, gates
-from kvtrial.decide import INCONCLUSIVE, decide
+from kvtrial.decision import gates
+from kvtrial.decision.verdict import INCONCLUSIVE, decide
+from kvtrial.run import events
 
 LIMITS = REGISTERED["gates"]
 

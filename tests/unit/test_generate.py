@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrial.generate import whole_characters
+from kvtrial.tools.generate import whole_characters
 
 BYTES = {0: b"a", 1: b"\xc3", 2: b"\xa9", 3: b"\xf0", 4: b"\x9f", 5: b"\x98", 6: b"\x80"}
 

@@ -15,7 +15,7 @@ from kvtrial.cold import Identity, open_cold
 from kvtrial.contract import Unsupported
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import Model, greedy
-from kvtrial.generate import Continuation
+from kvtrial.tools.generate import Continuation
 
 TINY = Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf"
 P = 16

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import kvtrial
-from kvtrial import machine, paths, selection
+from kvtrial.host import machine, paths, selection
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 8, "budget_bytes": 1 << 20}
@@ -120,12 +120,13 @@ def test_a_wheel_works_away_from_the_checkout(tmp_path: Path) -> None:
 import sys
 sys.path[:0] = [sys.argv[1], *sys.argv[2].split(":")]
 import kvtrial
-from kvtrial import build, models, paths, protocol, selection, workload
+from kvtrial.host import build, paths, selection
+from kvtrial.run import models, protocol, corpus
 assert kvtrial.__file__.startswith(sys.argv[1]), kvtrial.__file__
 assert paths.checkout() is None
 assert "smollm2-135m-instruct-q4_1" in models.registered()
 protocol.load(paths.config_file("protocol.yaml"))
-workload.load_text()
+corpus.load_text()
 assert selection.load().default == "K2"
 build.refuse_stale()
 assert len(build.binary_sha256()) == 64

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from trial_events import REGISTERED, flat, row, trial, with_rows
 
-from kvtrial import build
-from kvtrial.decide import ADOPT, INCONCLUSIVE, KEEP, Verdict, decide
+from kvtrial.decision.verdict import ADOPT, INCONCLUSIVE, KEEP, Verdict, decide
+from kvtrial.host import build
 
 ARMS = flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=11.0, K4=22.0)
 AT = {"context": 4096}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kvtrial.journal import Journal, JournalError
+from kvtrial.run.journal import Journal, JournalError
 
 
 def test_an_unpublished_attempt_is_resumed_and_a_published_one_opens_the_next(tmp_path):
@@ -88,7 +88,7 @@ def test_rows_that_json_cannot_hold_leave_no_unit(tmp_path):
 def test_a_writer_killed_at_any_time_leaves_whole_units(tmp_path):
     """SIGKILL in the midst of writing: every unit that is there reads whole, in order, from 0."""
     code = (
-        "import sys; from pathlib import Path; from kvtrial.journal import Journal\n"
+        "import sys; from pathlib import Path; from kvtrial.run.journal import Journal\n"
         "attempt = Journal(Path(sys.argv[1]), 'm2').attempt()\n"
         "n = 0\n"
         "while True:\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtrial import build
+from kvtrial.host import build
 from kvtrial.hot import _cpu, kernels
 
 

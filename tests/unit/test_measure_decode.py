@@ -12,14 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtrial import build, events, machine, models, protocol
 from kvtrial.candidates import candidates
 from kvtrial.contract import Capability, Profile
-from kvtrial.journal import Journal
-from kvtrial.measure import block, child, clock, exclusive, greedy
+from kvtrial.host import build, machine
+from kvtrial.measure import block, child, clock, exclusive, parity
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
-from kvtrial.run import STAGES
-from kvtrial.stages import aa, control, direct_write, estimate, fp16_parity, m1, m2, workload
+from kvtrial.run import events, models, protocol
+from kvtrial.run.journal import Journal
+from kvtrial.run.layout import STAGES
+from kvtrial.stages import aa, control, direct_write, estimate, m1, m2, workload
+from kvtrial.stages import parity as parity_stage
 from kvtrial.stages.common import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -430,7 +432,7 @@ def test_m1_measures_the_cells_of_one_session(run, arguments):
 
 
 def test_parity_of_the_baseline_with_itself_and_with_others(run, arguments):
-    assert fp16_parity.main(arguments) == 0
+    assert parity_stage.main(arguments) == 0
     rows = table(run, "fp16_parity")
     steps = protocol.load(run / "protocol.json")["parity"]["steps_per_prompt"]
     prompts = sorted(set(rows.query("metric == 'parity/token'")["block"]))
@@ -450,11 +452,11 @@ def test_parity_of_the_baseline_with_itself_and_with_others(run, arguments):
 def test_divergence_and_agreement_by_hand():
     ours = np.log(np.array([0.25, 0.25, 0.5], np.float32)) + np.float32(3)
     theirs = np.log(np.array([0.5, 0.25, 0.25], np.float32))
-    found = greedy.compare(ours, theirs)
+    found = parity.compare(ours, theirs)
     assert found["parity/kld"] == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2), abs=1e-6)
     assert found["parity/max_abs_logit_difference"] == pytest.approx(3 + math.log(2), abs=1e-6)
     assert found["parity/top1_agrees"] == 0.0
-    assert greedy.compare(theirs, theirs) == {
+    assert parity.compare(theirs, theirs) == {
         "parity/kld": 0.0,
         "parity/max_abs_logit_difference": 0.0,
         "parity/top1_agrees": 1.0,

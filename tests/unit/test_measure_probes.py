@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvtrial import machine, protocol
+from kvtrial.host import machine
 from kvtrial.measure import _probes, clock, probes
+from kvtrial.run import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 

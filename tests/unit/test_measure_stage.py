@@ -8,9 +8,11 @@ import time
 
 import pytest
 
-from kvtrial import build, events, gates, machine
-from kvtrial.journal import Journal
+from kvtrial.decision import gates
+from kvtrial.host import build, machine
 from kvtrial.measure import child
+from kvtrial.run import events
+from kvtrial.run.journal import Journal
 from kvtrial.stages import common
 from kvtrial.stages.common import Block, DoneElsewhere, Stage, StageError, blocks, run_blocks
 from kvtrial.stages.progress import Progress, duration
@@ -42,7 +44,7 @@ def module(tmp_path, monkeypatch):
         textwrap.dedent(
             """
             import os, signal, sys
-            from kvtrial import machine
+            from kvtrial.host import machine
             from kvtrial.measure.child import main
             def measure(spec, note):
                 with open(spec["log"], "a") as log:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvtrial import models, paths, protocol, workload
 from kvtrial.engine.errors import (
     ModelFetchFailed,
     ModelHashMismatch,
@@ -22,7 +21,9 @@ from kvtrial.engine.errors import (
 )
 from kvtrial.engine.gguf import TensorKind, read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
-from kvtrial.stages import fp16_parity
+from kvtrial.host import paths
+from kvtrial.run import corpus, models, protocol
+from kvtrial.stages import parity
 from kvtrial.stages.common import Stage, StageError
 
 MEMBER = "fake_model/weights.gguf"
@@ -182,19 +183,19 @@ def test_synthetic_models_are_the_registered_bytes(tmp_path, name, kind, k_shape
 
 def test_sessions_share_no_part_of_the_text(tmp_path):
     tokenizer = Tokenizer(read_gguf(models.fetch("tiny-llama", tmp_path / "x.gguf")))
-    ids = tokenizer.encode(workload.load_text())
-    slices = [workload.session_tokens(tokenizer, 16384, session) for session in range(4)]
+    ids = tokenizer.encode(corpus.load_text())
+    slices = [corpus.session_tokens(tokenizer, 16384, session) for session in range(4)]
     assert [i for part in slices for i in part] == ids[: 4 * 16384]
     with pytest.raises(WorkloadError, match=f"the workload text has {len(ids)}"):
-        workload.session_tokens(tokenizer, 16384, 100)
+        corpus.session_tokens(tokenizer, 16384, 100)
     with pytest.raises(WorkloadError, match="context is 0"):
-        workload.session_tokens(tokenizer, 0, 0)
+        corpus.session_tokens(tokenizer, 0, 0)
 
 
 def test_another_text_is_refused(tmp_path):
     (tmp_path / "text.txt").write_text("not the registered one")
     with pytest.raises(WorkloadError, match="registered"):
-        workload.load_text(tmp_path / "text.txt")
+        corpus.load_text(tmp_path / "text.txt")
 
 
 def test_the_parity_prompts_are_different_ascii_texts_with_steps_to_spare():
@@ -210,9 +211,9 @@ def test_prompts_that_are_not_the_registered_ones_are_refused(tmp_path, monkeypa
     registered = protocol.load(paths.config_dir() / "protocol.yaml")
     gguf = models.fetch("tiny-llama", tmp_path / "tiny-llama.gguf")
     stage = Stage("fp16_parity", tmp_path, gguf, {}, "default", 1, registered)
-    monkeypatch.setattr(fp16_parity.paths, "config_file", lambda name: tmp_path / name)
-    assert len(fp16_parity.prompts(stage)) == 24
+    monkeypatch.setattr(parity.paths, "config_file", lambda name: tmp_path / name)
+    assert len(parity.prompts(stage)) == 24
     with (tmp_path / "prompts.yaml").open("a") as file:
         file.write("  - One more.\n")
     with pytest.raises(StageError, match=r"registered: dd2181ad.*parity\.prompts_sha256"):
-        fp16_parity.prompts(stage)
+        parity.prompts(stage)

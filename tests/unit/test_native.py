@@ -18,9 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvtrial import build, contract
-from kvtrial.build import ROOT
+from kvtrial import contract
 from kvtrial.contract import StoreSpec
+from kvtrial.host import build
+from kvtrial.host.build import ROOT
 from kvtrial.hot import native, paged
 from kvtrial.measure import allocations
 

@@ -16,7 +16,7 @@ from kvtrial.contract import (
     RetiredCandidate,
     UnknownCandidate,
 )
-from kvtrial.machine import machine_class
+from kvtrial.host.machine import machine_class
 
 SHAPE = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 8, "budget_bytes": 1 << 20}
 

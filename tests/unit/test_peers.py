@@ -11,11 +11,12 @@ import jsonschema
 import numpy as np
 import pytest
 
-from kvtrial import events, peers
 from kvtrial.contract import Profile
+from kvtrial.decision import peers
 from kvtrial.measure import child
-from kvtrial.measure.peers import llama_state
-from kvtrial.peers import PEERS
+from kvtrial.measure.peers import llama_state, programs
+from kvtrial.measure.peers.programs import PEERS
+from kvtrial.run import events
 from kvtrial.stages import peers as stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,7 @@ def packages(attempt=1):
             "build_id": "b",
             "attempt": attempt,
         }
-        for program, (package, _) in peers.PROGRAMS.items()
+        for program, (package, _) in programs.PROGRAMS.items()
     ]
 
 
@@ -165,9 +166,9 @@ def test_the_attempt_with_the_most_blocks_gives_a_row_and_the_first_among_equals
 
 
 def test_without_any_package_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda module: None)
-    with pytest.raises(peers.NoPeerInstalled) as refused:
-        peers.what_to_install(peers.missing())
+    monkeypatch.setattr(programs.importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(programs.NoPeerInstalled) as refused:
+        programs.what_to_install(programs.missing())
     assert str(refused.value) == (
         "no peer is installed (llama-cpp-python, torch, onnxruntime); run `make peers`, which "
         "installs them and compares"
@@ -175,9 +176,11 @@ def test_without_any_package_it_says_what_to_install(monkeypatch):
 
 
 def test_a_missing_package_costs_its_own_rows(monkeypatch):
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda module: module != "torch" or None)
-    assert peers.missing() == {"torch": "torch"}
-    assert peers.what_to_install(peers.missing()) == (
+    monkeypatch.setattr(
+        programs.importlib.util, "find_spec", lambda module: module != "torch" or None
+    )
+    assert programs.missing() == {"torch": "torch"}
+    assert programs.what_to_install(programs.missing()) == (
         "without torch: not installed, their rows are left out; `make peers` installs them"
     )
     arms = {"ours": ["K1"], "llama.cpp": ["llama.cpp-f32"], "onnxruntime": ["onnxruntime"]}
@@ -192,7 +195,7 @@ def test_a_missing_package_costs_its_own_rows(monkeypatch):
 
 
 def test_rounds_mirror_programs_and_arms():
-    arms = {"ours": ["K1", "K2", "K3"], "llama.cpp": peers.arms_of("llama.cpp")}
+    arms = {"ours": ["K1", "K2", "K3"], "llama.cpp": programs.arms_of("llama.cpp")}
     planned = stage.plan([512, 4096], [1, 2], 4, arms, seed=7)
     cell = [r for r in planned if r.name.startswith("decode-4096x1x2-")]
     assert [r.number for r in cell] == [0, 1, 2, 3]
@@ -224,10 +227,10 @@ def test_our_prefill_is_timed_in_a_process_of_its_own():
 def test_a_library_that_does_not_load_costs_its_own_rows(tmp_path, monkeypatch):
     (tmp_path / "llama_cpp.py").write_text("raise ImportError('libgomp.so.1 is missing')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    spec = {"gguf": "m.gguf", "candidates": peers.arms_of("llama.cpp"), "ids": [1], "threads": 1}
+    spec = {"gguf": "m.gguf", "candidates": programs.arms_of("llama.cpp"), "ids": [1], "threads": 1}
     found = child.run("kvtrial.measure.peers.llama_prefill", spec, 1)
     assert [(r["candidate"], r["metric"]) for r in found] == [
-        (arm, "failed") for arm in peers.arms_of("llama.cpp")
+        (arm, "failed") for arm in programs.arms_of("llama.cpp")
     ]
     assert "libgomp.so.1 is missing" in found[0]["text"]
 
@@ -285,7 +288,7 @@ def test_quantised_heads_of_64_are_turned_before():
     assert llama_state.turned(narrow, "q8_0", widest=True) is narrow
 
 
-@pytest.mark.parametrize("arm", peers.arms_of("llama.cpp"))
+@pytest.mark.parametrize("arm", programs.arms_of("llama.cpp"))
 def test_a_layout_is_recognised_whatever_its_rows_are(arm):
     k, v = a_few_rows()
     own = llama_state.join(llama_state.sections(k, v, PEERS[arm]))

@@ -8,10 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from kvtrial import models, peers
 from kvtrial.engine.synthetic import Shape, write_synthetic
 from kvtrial.measure import child
+from kvtrial.measure.peers import programs
 from kvtrial.measure.stores import opened, shape_of
+from kvtrial.run import models
 
 pytestmark = pytest.mark.slow
 THREADS = 1
@@ -58,7 +59,7 @@ def filled(tmp_path_factory):
 
 
 @needs("llama_cpp")
-@pytest.mark.parametrize("arm", peers.arms_of("llama.cpp"))
+@pytest.mark.parametrize("arm", programs.arms_of("llama.cpp"))
 def test_llama_goes_on_from_our_rows_as_from_its_own(filled, arm):
     from kvtrial.measure.peers import llama
     from kvtrial.measure.stores import Snapshot
@@ -78,7 +79,7 @@ def test_llama_goes_on_from_our_rows_as_from_its_own(filled, arm):
 @needs("llama_cpp")
 def test_llama_decodes_and_prefills_in_processes_of_their_own(filled):
     gguf, folder, ids, _, _ = filled
-    arms = peers.arms_of("llama.cpp")
+    arms = programs.arms_of("llama.cpp")
     spec = {"gguf": str(gguf), "candidates": arms, "threads": THREADS}
     decode = {**spec, "snapshots": [str(folder)], "warmup_steps": 2, "decode_steps": STEPS}
     rows = child.run("kvtrial.measure.peers.llama_decode", decode, THREADS)
@@ -92,7 +93,7 @@ def test_llama_decodes_and_prefills_in_processes_of_their_own(filled):
 
 @pytest.mark.parametrize(
     "program",
-    [pytest.param(p, marks=needs(peers.PROGRAMS[p][1])) for p in ("torch", "onnxruntime")],
+    [pytest.param(p, marks=needs(programs.PROGRAMS[p][1])) for p in ("torch", "onnxruntime")],
 )
 def test_attention_agrees_with_the_oracle_and_is_timed(filled, program):
     _, folder, _, _, _ = filled

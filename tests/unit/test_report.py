@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from trial_events import REGISTERED, block_rows, flat, row, trial, with_rows
 
-from kvtrial import candidates, report
-from kvtrial.decide import decide
-from kvtrial.plots import ecdf, forest, restore, style
+from kvtrial import candidates
+from kvtrial.decision.verdict import decide
+from kvtrial.show import report
+from kvtrial.show.plots import ecdf, forest, restore, style
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtrial import events
-from kvtrial.plots import roofline
+from kvtrial.run import events
+from kvtrial.show.plots import roofline
 
 
 def m1_rows(candidate, shape, context, row_bytes, ms, block=0, threads=1, share=0.5):

@@ -11,10 +11,10 @@ import pytest
 from scipy import stats as scipy_stats
 from trial_events import REGISTERED, block_rows, flat, trial, with_rows
 
-from kvtrial import report, schemas, summary
-from kvtrial.characteristics import SIMULATIONS
-from kvtrial.decide import decide
-from kvtrial.show import print_verdict
+from kvtrial.decision.error_rates import SIMULATIONS
+from kvtrial.decision.verdict import decide
+from kvtrial.run import schemas
+from kvtrial.show.terminal import print_verdict, report, summary
 
 BASE = flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=20.0)
 EDGE = math.log(1.10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtrial import shapes
+from kvtrial.measure import shapes
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,16 @@ import pytest
 import trial_events
 import yaml
 
-from kvtrial import cli, events, machine
 from kvtrial.conformance import TESTS
+from kvtrial.host import machine
 from kvtrial.measure import exclusive
-from kvtrial.stages import adopt, conformance, manifest
+from kvtrial.run import events
+from kvtrial.stages import conformance, manifest
+from kvtrial.stages.after import adopt
+from kvtrial.stages.after.verdict import write_verdict
 from kvtrial.stages.common import StageError
 from kvtrial.stages.progress import Progress
-from kvtrial.stages.verdict import write_verdict
+from kvtrial.tools import command
 
 RUST_WINS = trial_events.flat(K0=100.0, A1=80.0, A2=70.0, K1=50.0, K2=40.0, K3=40.0)
 RUST_TIES = trial_events.flat(K0=100.0, A1=80.0, A2=70.0, K1=50.0, K2=40.0, K3=50.0)
@@ -57,7 +60,7 @@ def test_the_verdict_is_derived_again_byte_for_byte(tmp_path, monkeypatch, capsy
     assert str(tmp_path) not in first.decode()
     (run_dir / "verdict.json").unlink()
     monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path))
-    assert cli.main(["decide", "run-a"]) == 0
+    assert command.main(["decide", "run-a"]) == 0
     assert (run_dir / "verdict.json").read_bytes() == first
     assert "hot store: K3" in capsys.readouterr().out
 
@@ -81,8 +84,8 @@ class Refuse(MetaPathFinder):
         ):
             raise ImportError(f"{name} is not on this machine")
 sys.meta_path.insert(0, Refuse())
-from kvtrial import cli
-sys.exit(cli.main(["decide", sys.argv[1]]))
+from kvtrial.tools import command
+sys.exit(command.main(["decide", sys.argv[1]]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(run_dir)], capture_output=True, text=True, cwd=tmp_path

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from kvtrial import stats
+from kvtrial.decision import stats
 
 
 def test_tokens_per_s_is_total_over_total_not_the_mean_of_rates() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from trial_events import REGISTERED, flat, trial
 
-from kvtrial import events, summary
-from kvtrial.decide import decide
+from kvtrial.decision.verdict import decide
+from kvtrial.run import events
+from kvtrial.show import summary
 
 ARMS = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0, "K3": 11.0}
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtrial import models
 from kvtrial.engine.errors import (
     GgufInvalid,
     TokenizerUnsupported,
@@ -16,6 +15,7 @@ from kvtrial.engine.errors import (
 )
 from kvtrial.engine.gguf import GgufFile, read_gguf
 from kvtrial.engine.tokenizer import Tokenizer, byte_tokens
+from kvtrial.run import models
 
 ROWS = json.loads((Path(__file__).parents[1] / "data" / "smollm2-tokens.json").read_text())["rows"]
 

@@ -17,9 +17,11 @@ from types import SimpleNamespace
 import pytest
 from trial_events import REGISTERED, flat, trial
 
-from kvtrial import events, report, tracking
-from kvtrial.decide import decide
-from kvtrial.journal import Journal
+from kvtrial import tracking
+from kvtrial.decision.verdict import decide
+from kvtrial.run import events
+from kvtrial.run.journal import Journal
+from kvtrial.show import report
 from kvtrial.stages import common
 from kvtrial.tracking import __main__ as command
 from kvtrial.tracking import store as stores

@@ -11,11 +11,12 @@ import yaml
 from rich.console import Console
 from trial_events import ROOT
 
-from kvtrial import models, trying, workload
 from kvtrial.conformance import isolated
 from kvtrial.contract import UnknownCandidate
 from kvtrial.engine.errors import WorkloadError
-from kvtrial.run import ConfigError
+from kvtrial.run import corpus, models
+from kvtrial.run.layout import ConfigError
+from kvtrial.tools import trying
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_a_candidate_is_paired_with_the_adopted_store(small, capfd):
     (snapshot,) = (small / "results" / "workloads").glob("tiny-llama/*/96-0/k.npy")
     made = snapshot.stat().st_mtime_ns
     model = models.load_model("tiny-llama")
-    ids = workload.session_tokens(model.tokenizer, 96, 0)
+    ids = corpus.session_tokens(model.tokenizer, 96, 0)
     trying._fill(stage_of(small), {"context": 96}, model, ids)
     assert snapshot.stat().st_mtime_ns == made
 

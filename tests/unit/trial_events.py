@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvtrial import events, protocol
+from kvtrial.run import events, protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 REGISTERED = protocol.load(ROOT / "config" / "protocol.yaml")

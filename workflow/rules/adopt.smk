@@ -2,7 +2,7 @@ rule adopt:
     """Let the runtime obey the verdict, and write it down for people."""
     input:
         verdict=RUN.verdict,
-        modules=modules("stages/adopt.py"),
+        modules=modules("show/templates", "stages/after/adopt.py"),
     output:
         note=RUN.dir / "adopted.json",
     log:
@@ -16,5 +16,5 @@ rule adopt:
     message:
         "adopt: {RUN.run_id}"
     shell:
-        "python -m kvtrial.stages.adopt --run-dir {params.run_dir:q}"
+        "python -m kvtrial.stages.after.adopt --run-dir {params.run_dir:q}"
         " --selection {params.selection:q} --docs docs --note {output.note:q} 2>&1 | tee {log:q}"

@@ -2,11 +2,12 @@ import os
 
 from snakemake.utils import validate
 
-from kvtrial import build, paths, run
+from kvtrial.host import build, paths
+from kvtrial.run import layout
 
 validate(config, "../schemas/config.schema.yaml")
 
-run.prepare_environment()
+layout.prepare_environment()
 
 
 def near(path):
@@ -14,7 +15,7 @@ def near(path):
     return Path(os.path.relpath(path)) if Path(path).is_relative_to(Path.cwd()) else Path(path)
 
 
-RUN = run.plan(config, near(paths.results_dir()))
+RUN = layout.plan(config, near(paths.results_dir()))
 
 # What the run's name stands for never makes a finished stage of it run again.
 PROTOCOL = ancient(RUN.protocol_json)
@@ -25,11 +26,11 @@ ESTIMATE = ancient(RUN.estimate)
 
 
 def modules(*names):
-    """Python sources below src/kvtrial, files or whole folders: what a stage's outcome rests on."""
+    """Sources below src/kvtrial, files or whole folders: what a stage's outcome rests on."""
     found = []
     for name in names:
         path = Path("src/kvtrial") / name
-        found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        found += sorted(f for f in path.rglob("*.*") if f.suffix != ".pyc") if path.is_dir() else [path]
     return found
 
 

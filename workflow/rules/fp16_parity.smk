@@ -20,5 +20,5 @@ rule fp16_parity:
     message:
         "fp16_parity: tokens and logits against K0"
     shell:
-        "python -m kvtrial.stages.fp16_parity --run-dir {params.run_dir:q} --gguf {input.gguf:q}"
+        "python -m kvtrial.stages.parity --run-dir {params.run_dir:q} --gguf {input.gguf:q}"
         " 2>&1 | tee {log:q}"

@@ -1,4 +1,4 @@
-from kvtrial.peers import missing
+from kvtrial.measure.peers.programs import missing
 
 
 rule peers:

@@ -4,8 +4,7 @@ rule report:
         verdict=RUN.verdict,
         manifest=RUN.manifest,
         peers=if_there(RUN.peers),
-        modules=modules("stages/report.py", "report.py", "plots"),
-        template="src/kvtrial/templates/report.html",
+        modules=modules("show", "stages/after/report.py"),
     output:
         page=RUN.report,
     log:
@@ -18,4 +17,4 @@ rule report:
     message:
         "report: {output.page}"
     shell:
-        "python -m kvtrial.stages.report --run-dir {params.run_dir:q} 2>&1 | tee {log:q}"
+        "python -m kvtrial.stages.after.report --run-dir {params.run_dir:q} 2>&1 | tee {log:q}"

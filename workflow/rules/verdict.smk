@@ -2,24 +2,8 @@ rule verdict:
     """Apply the fixed rule to the raw events."""
     input:
         protocol=PROTOCOL,
-        events=[RUN.events(stage) for stage in run.STAGES],
-        modules=modules(
-            "stages/verdict.py",
-            "decide.py",
-            "hot_tier.py",
-            "rule.py",
-            "stats.py",
-            "same_twice.py",
-            "contrasts.py",
-            "attribution.py",
-            "break_even.py",
-            "characteristics.py",
-            "eligibility.py",
-            "integrity.py",
-            "gates.py",
-            "parity.py",
-            "protocol.py",
-        ),
+        events=[RUN.events(stage) for stage in layout.STAGES],
+        modules=modules("decision", "run/protocol.py", "stages/after/verdict.py"),
     output:
         verdict=RUN.verdict,
     log:
@@ -32,7 +16,7 @@ rule verdict:
     message:
         "verdict: the rule over all events"
     shell:
-        "python -m kvtrial.stages.verdict --run-dir {params.run_dir:q} 2>&1 | tee {log:q}"
+        "python -m kvtrial.stages.after.verdict --run-dir {params.run_dir:q} 2>&1 | tee {log:q}"
 
 
 rule show:

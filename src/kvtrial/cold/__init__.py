@@ -1,7 +1,22 @@
 """The cold tier: pages leave memory and come back later, in another process, after a crash.
 
 Two designs compete at equal durability, with a RocksDB index in both: Z1 keeps pages as RocksDB
-values (`values`), Z2 in append-only segment files (`segmented`). `store` has the verbs.
+values, Z2 in append-only segment files. Read `store` first.
+
+=====================  =============================================================================
+`store`                the verbs: spill, restore, delete, gc, verify
+`values`, `segmented`  Z1 and Z2: where the bytes of a page go
+`index`                the RocksDB index of both
+`page`, `keys`         a page's bytes and content address; what a session's rows are named by
+`prefix`, `sessions`   which pages of a prefix are stored; taking them from a session and giving them back
+`records`, `segments`  Z2's files: their form, writing and reading (``_reader.pyx``)
+`recovery`             Z2 opened after a crash
+`folder`, `disk`       what lies in a folder; writes and syncs, counted
+`upkeep`               ``kvtrial cold``: listed, checked, deleted from, collected
+=====================  =============================================================================
+
+Another kind of store: a subclass of `ColdStore` in a module of its own and its line in `KINDS`.
+How they are measured and broken is in `kvtrial.measure.cold`.
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ import os
 import sys
 from pathlib import Path
 
-from kvtrial import build, candidates
+from kvtrial import candidates
 from kvtrial.conformance.isolated import result, write
 from kvtrial.conformance.suite import TESTS, Outcome, run
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError
+from kvtrial.host import build
 from kvtrial.measure import allocations
 
 

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from kvtrial import build
 from kvtrial.conformance.suite import Outcome, Status
 from kvtrial.contract import PAGE_TOKENS, Candidate
+from kvtrial.host import build
+from kvtrial.host.files import write_text
 from kvtrial.measure import allocations, exclusive
 
 #: What `kvtrial.conformance.__main__` says of a test.
@@ -55,14 +56,8 @@ def result(candidate: Candidate, outcomes: list[Outcome], crash: str = "") -> di
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """Write JSON beside ``path`` and rename it, so that half a file is never read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    """Write a document as JSON."""
+    write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def run_isolated(

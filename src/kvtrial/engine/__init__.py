@@ -1,0 +1,43 @@
+"""The decode engine: a GGUF file becomes a model whose decode step swaps its KV store at one point.
+
+In reading order:
+
+==================  ================================================================================
+`gguf`, `config`    the file, its metadata as a `ModelConfig`; typed errors before memory is taken
+`tokenizer`         the file's byte-level BPE, through the library ``tokenizers``
+`weights`           matrices packed into panels of eight rows; ``_weights.pyx`` multiplies by them
+`transformer`       `Model` and `Decoder`: what everything else calls
+`scheduler`         a step as named regions; attention is the one that a store provides
+`prefill`           many positions at once
+`synthetic`         files with seeded random weights
+==================  ================================================================================
+
+Another model family: `config.ModelConfig.from_gguf` names its architecture and reads its keys,
+`weights.load_weights` its tensors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvtrial.engine.transformer import Model
+
+
+def load(path: Path | str) -> Model:
+    """The model of a GGUF file.
+
+    Raises
+    ------
+    ModelError
+        Whatever is wrong in the file; see `kvtrial.engine.errors`.
+    """
+    from kvtrial.engine.gguf import read_gguf
+    from kvtrial.engine.synthetic import SYNTHETIC_KEY
+    from kvtrial.engine.transformer import Model
+
+    file = read_gguf(Path(path))
+    return Model.from_gguf(
+        file, name=Path(path).stem, synthetic=bool(file.metadata.get(SYNTHETIC_KEY, False))
+    )

@@ -37,6 +37,7 @@ from kvtrial.engine.errors import (
     UnsupportedArchitecture,
     UnsupportedTensorType,
 )
+from kvtrial.host.files import beside
 
 U8 = npt.NDArray[np.uint8]
 
@@ -414,15 +415,13 @@ def write_gguf(
         head += struct.pack("<IQ", kind.value, offset)
         nbytes = math.prod(shape) // kind.block_size * kind.block_bytes
         offset += nbytes + -nbytes % alignment
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
+    with beside(path) as new, new.open("wb") as file:
         file.write(head)
         for tensor in tensors:
             _pad(file, alignment)
             for chunk in tensor.chunks:
                 file.write(chunk)
         _pad(file, alignment)
-    beside.replace(path)
 
 
 def _pad(file: BinaryIO, alignment: int) -> None:

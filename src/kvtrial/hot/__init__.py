@@ -1,0 +1,21 @@
+"""Hot KV stores: pages in memory and the attention over them, in Cython and in Rust.
+
+Three layers, top down; each knows only the one below:
+
+==========================  ========================================================================
+**the arms**                `paged` (A2, K1, K1C, K2, K5, K1T, K2T), `flat` (K0, A1), `native` (K3, K3T,
+                            K4), `rocks` (C0): what each is made of, as `Candidate` records
+**stores and sessions**     ``_paged``, ``_flat``, ``_rust``, ``_rocks``: the verbs of the contract;
+                            ``_gapless`` is what stores without holes share, ``_door`` checks arguments
+**pages**                   ``_pages``: who owns a page, and the copy on the first write to a shared one;
+                            ``_tables``: page tables; ``_memory``: aligned memory and its ledger
+**attention**               ``_attend``: spans, threads, the causal block; ``_kernel.pxd``: what a kernel
+                            is called with (``native/kv_kernel.h``)
+**kernels**                 ``_kernels_scalar``, ``_kernels_simd`` (rows), ``_kernels_panel_simd`` (K
+                            transposed); ``_tile.pxd`` is their walk with masks and softmax, ``_rows.pxd``
+                            how a row is stored; ``*_avx512`` and ``*_clang`` are the same texts, built otherwise
+==========================  ========================================================================
+
+Another kernel over these pages: `paged.open_paged(kernel=…)` and one entry point, as
+``docs/candidates/cython.md`` shows. Read `paged`, then ``_paged.pyx``, then ``_kernels_simd.pyx``.
+"""

@@ -6,7 +6,7 @@ import functools
 from importlib import import_module
 from typing import Any
 
-from kvtrial import build
+from kvtrial.host import build
 
 
 @functools.cache

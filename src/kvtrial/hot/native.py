@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from kvtrial import build
 from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
+from kvtrial.host import build
 from kvtrial.hot.paged import K1, K1T, open_paged
 
 

@@ -1,7 +1,7 @@
 """Measures candidates: probes, orders, blocks. Knows neither mlflow nor snakemake, writes no table.
 
 A measured process (`child`) answers with rows: dicts with ``metric``, ``candidate``, ``place``,
-``index`` and ``value`` or ``text``. A stage adds the other columns of `kvtrial.events.COLUMNS`.
+``index`` and ``value`` or ``text``. A stage adds the other columns of `kvtrial.run.events.COLUMNS`.
 
 ============================  ===========================================================================
 metric                        meaning

@@ -37,14 +37,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvtrial import candidates, machine, reference
+from kvtrial import candidates, reference
 from kvtrial.contract import F32, Profile
+from kvtrial.host import machine
 from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
+from kvtrial.measure.shapes import operations_a_row
 from kvtrial.measure.stores import Snapshot, budget_bytes, fill, opened
 from kvtrial.measure.surroundings import Bracket
-from kvtrial.shapes import operations_a_row
 
 SHORTEST_ITERATION_NS = 1_000_000
 #: Sessions that hold a rotation: a store need not have room for more. Beyond it has more layers.

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial import models, reference
+from kvtrial import engine, reference
 from kvtrial.candidates import get
 from kvtrial.contract import Capability, KVSession, KVStore, Profile
 from kvtrial.measure import clock
@@ -45,7 +45,7 @@ COST_REPETITIONS = 16
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
-    model = models.load_model(spec["gguf"])
+    model = engine.load(spec["gguf"])
     snapshots = [Snapshot.open(folder) for folder in spec["snapshots"]]
     passes = spec.get("probes", {})
     probe = None if passes is None else Probes(spec["threads"], **passes)

@@ -38,8 +38,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from kvtrial import machine, models
-from kvtrial.measure import block, greedy
+from kvtrial import engine
+from kvtrial.host import machine
+from kvtrial.measure import block, parity
 from kvtrial.measure.child import Row, Spec, failed_row, main
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
@@ -54,7 +55,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows."""
     start_s = time.time() - psutil.Process().create_time()
     start = time.monotonic()
-    model = models.load_model(spec["gguf"])
+    model = engine.load(spec["gguf"])
     rows = [_row("start_s", start_s), _row("load_s", time.monotonic() - start), _probe(spec)]
     longest = max(itertools.chain(*spec["candidates"].values()))
     # One layer's rows for every layer: what is in them costs nothing more or less.
@@ -105,12 +106,12 @@ def _parity(model: Any, spec: Spec) -> list[Row]:
     few = {"page_tokens": spec["page_tokens"], "threads": 1, "steps": STEPS}
     prompts = spec["prompts"]
     start = time.monotonic()
-    steps = greedy.greedy_logits(model, spec["baseline"], few, prompts)
+    steps = parity.greedy_logits(model, spec["baseline"], few, prompts)
     first = next(steps).copy()
     prefilled = time.monotonic()
     for batch in steps:
         for logits, theirs in zip(batch, first):
-            greedy.compare(logits, theirs)
+            parity.compare(logits, theirs)
     decode_s = time.monotonic() - prefilled
     return [
         _row("prompt_s", (prefilled - start) / len(prompts)),

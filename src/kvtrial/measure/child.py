@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvtrial import build, machine
+from kvtrial.host import build, machine
+from kvtrial.host.files import write_text
 from kvtrial.measure import exclusive
 
 Row = dict[str, Any]
@@ -138,11 +139,11 @@ def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list
     note = _note_path(out)
     gc.freeze()  # what was imported stays; to look through it is most of a collection's time
     try:
-        rows = measure(spec, lambda candidate: _replace(note, candidate))
+        rows = measure(spec, lambda candidate: write_text(note, candidate))
     except machine.NotEnoughMemory as error:
         print(error, file=sys.stderr)
         raise SystemExit(_NO_MEMORY) from None
-    _replace(out, json.dumps(rows))
+    write_text(out, json.dumps(rows))
 
 
 def failed_row(error: BaseException | str) -> str:
@@ -169,12 +170,6 @@ def no_collection() -> Iterator[None]:
 
 def _note_path(out: Path) -> Path:
     return out.with_suffix(".running")
-
-
-def _replace(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
 
 
 def _how_it_ended(code: int) -> str:

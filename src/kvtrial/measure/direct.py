@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial import models
+from kvtrial import engine
 from kvtrial.candidates import get
 from kvtrial.contract import F32, Capability, KVSession
 from kvtrial.measure import clock
@@ -53,7 +53,7 @@ class Watched:
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
-    model = models.load_model(spec["gguf"])
+    model = engine.load(spec["gguf"])
     snapshot = Snapshot.open(spec["snapshots"][0])
     probe = Probes(spec["threads"], **spec.get("probes", {}))
     # Twice at the block's ends, as between two arms: see `gates.readings`.

@@ -1,6 +1,6 @@
 """What the machine does right now, by fixed work: clock speed, read bandwidth, arithmetic, load.
 
-`kvtrial.gates` judges a block by these, and they are the ceilings that M1 is held against. Each
+`kvtrial.decision.gates` judges a block by these, and they are the ceilings that M1 is held against. Each
 reading is the best of several passes: a ceiling is what the machine can do, and the best pass is the
 one that the neighbours on a shared machine disturbed least.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from kvtrial import machine
+from kvtrial.host import machine
 from kvtrial.measure import clock
 from kvtrial.measure._probes import FMA_FLOPS, fma, read, spin
 

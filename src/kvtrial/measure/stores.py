@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial import machine
 from kvtrial.candidates import get, open_store
 from kvtrial.contract import Capability, KVSession, KVStore
+from kvtrial.host import machine
 
 #: Pages a layer and session beyond the filled ones: the append and branch costs need room.
 SPARE_PAGES = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import threadpoolctl
 
-from kvtrial import machine
+from kvtrial.host import machine
 from kvtrial.measure import probes
 from kvtrial.measure.child import Row
 from kvtrial.measure.probes import CpuMeter, Probes

@@ -1,4 +1,4 @@
-/* A disk that fails on request, for `kvtrial.cold.faults`: loaded before the C library (LD_PRELOAD) it
+/* A disk that fails on request, for `kvtrial.measure.cold.faults`: loaded before the C library (LD_PRELOAD) it
  * stands in front of the calls that write, sync, and read at a place, for files below one folder. RocksDB
  * goes through them as well. Linux and glibc.
  *

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrial.same_twice import ARMS
+from kvtrial.decision.known_answers import ARMS
 from kvtrial.stages import m2
 from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_blocks
 from kvtrial.stages.progress import Progress

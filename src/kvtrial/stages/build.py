@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvtrial import build
 from kvtrial.contract import StaleBuild
+from kvtrial.host import build
+from kvtrial.host.files import write_text
 from kvtrial.measure.exclusive import exclusive
-from kvtrial.run import write_text
 
 _FACTS = "import json; from kvtrial import build; print(json.dumps(build.facts()))"
 _INSTALL = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -95,6 +95,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
+    from kvtrial.run.exits import exit_with
 
     exit_with(main)

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvtrial.cold import KINDS, faults
-from kvtrial.journal import Attempt
+from kvtrial.cold import KINDS
+from kvtrial.measure.cold import faults
+from kvtrial.run.journal import Attempt
 from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_arms, run_blocks
 from kvtrial.stages.progress import Progress
 
-MODULE = "kvtrial.cold.measure"
-CRASH_MODULE = "kvtrial.cold.crash"
+MODULE = "kvtrial.measure.cold.restore"
+CRASH_MODULE = "kvtrial.measure.cold.crash"
 #: Whose pages are spilled: the reference path's.
 STORE = "K1"
 WARM_REPETITIONS = 3
@@ -33,7 +34,7 @@ RECOMPUTE_TOKENS = 512
 
 
 def block_spec(stage: Stage, block: Block, folder: Path) -> dict[str, Any]:
-    """What `kvtrial.cold.measure` is told, but for the candidates."""
+    """What `kvtrial.measure.cold.restore` is told, but for the candidates."""
     return {
         "folder": str(folder),
         "snapshot": stage.snapshots(block.cell["context"], 1)[0],

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtrial import build, candidates, cli, events, gates, machine, models, protocol, tracking
-from kvtrial.journal import COMPLETE, Attempt, Journal
+from kvtrial import candidates, tracking
+from kvtrial.decision import gates
+from kvtrial.host import build, machine
 from kvtrial.measure import child
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.order import mirrored_orders
-from kvtrial.run import pipeline_start
+from kvtrial.run import events, exits, models, protocol
+from kvtrial.run.journal import COMPLETE, Attempt, Journal
+from kvtrial.run.layout import pipeline_start
 from kvtrial.stages.progress import Progress
 
 Row = dict[str, Any]
@@ -50,7 +53,7 @@ def _terminate(*_: object) -> None:
 
 
 def exit_tracked(name: str, main: Callable[[], int]) -> None:
-    """Run a stage's command line with its MLflow run around it, and exit; see `cli.exit_with`.
+    """Run a stage's command line with its MLflow run around it, and exit; see `exits.exit_with`.
 
     MLflow is called before and after, never while something is measured, and being away costs a
     warning. A stage that is interrupted or asked to end is KILLED there, one that fails FAILED.
@@ -81,7 +84,7 @@ def exit_tracked(name: str, main: Callable[[], int]) -> None:
         Journal(run_dir, name).publish()
         return code
 
-    cli.exit_with(tracked)
+    exits.exit_with(tracked)
 
 
 def refuse_another_model(run_dir: Path, manifest: dict[str, Any], gguf: Path) -> None:

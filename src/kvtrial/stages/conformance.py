@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvtrial import build, candidates, events, protocol
+from kvtrial import candidates
 from kvtrial.conformance import TESTS, isolated
+from kvtrial.host import build
 from kvtrial.measure.exclusive import exclusive
+from kvtrial.run import events, protocol
 from kvtrial.stages.common import exit_tracked
 from kvtrial.stages.progress import Progress
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from kvtrial import shapes
+from kvtrial.measure import shapes
 from kvtrial.stages import m1, m2
 from kvtrial.stages.common import Block, Cell, Stage, StageError, exit_tracked, run_blocks
 from kvtrial.stages.progress import Progress

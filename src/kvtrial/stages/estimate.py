@@ -18,16 +18,18 @@ import sys
 import time
 from typing import Any
 
-from kvtrial import candidates, gates, machine
-from kvtrial import protocol as registered
+from kvtrial import candidates
 from kvtrial.cold import KINDS
 from kvtrial.contract import Profile
+from kvtrial.decision import gates
 from kvtrial.engine.transformer import CHUNK
+from kvtrial.host import machine
+from kvtrial.host.files import write_text
 from kvtrial.measure import child
 from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
 from kvtrial.measure.exclusive import exclusive
-from kvtrial.run import write_text
-from kvtrial.stages import fp16_parity, m1, workload
+from kvtrial.run import protocol as registered
+from kvtrial.stages import m1, parity, workload
 from kvtrial.stages.common import VOID_PRIOR, Cell, Stage
 from kvtrial.stages.progress import duration
 
@@ -205,7 +207,7 @@ def stage_seconds(
     entrants = len(registered.entrants(protocol))
     cold, parity = protocol["cold"], protocol["parity"]
     a_prompt = speed.prompt_s + (parity["steps_per_prompt"] - 1) * speed.exact_step_s
-    groups = math.ceil(prompts / fp16_parity.PROMPTS_A_PROCESS)
+    groups = math.ceil(prompts / parity.PROMPTS_A_PROCESS)
     found = {
         "conformance": CONFORMANCE_S
         * len(protocol["conformance"]["page_tokens"])
@@ -257,7 +259,7 @@ def calibrate(
         "page_tokens": stage.protocol["page_tokens"],
         "probes": stage.protocol["probes"],
         "baseline": stage.protocol["parity"]["baseline"],
-        "prompts": prompts[: fp16_parity.PROMPTS_A_PROCESS],
+        "prompts": prompts[: parity.PROMPTS_A_PROCESS],
         "prefill": {"store": workload.STORE, "chunk": chunk(plan)} if missing else None,
     }
 
@@ -277,7 +279,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     args, rest = parser.parse_known_args(argv)
     stage = Stage.from_command_line("estimate", __doc__, rest)
-    prompts = fp16_parity.prompts(stage)
+    prompts = parity.prompts(stage)
     plan = workload.Plan.of(stage)
     with exclusive(f"estimate of {stage.run_dir.name}"):
         start = time.monotonic()
@@ -302,6 +304,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
+    from kvtrial.run.exits import exit_with
 
     exit_with(main)

@@ -13,15 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrial.measure.order import mirrored_orders
-from kvtrial.shapes import name_of
+from kvtrial.measure.shapes import name_of
 from kvtrial.stages.common import Block, Cell, Stage, blocks, exit_tracked, run_blocks
 from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.measure.attention"
 #: Layers of different rows that a synthetic shape has.
 SYNTHETIC_LAYERS = 4
-
-MODULE = "kvtrial.measure.attention"
 
 
 def shapes(protocol: dict[str, Any], own: dict[str, int]) -> dict[str, dict[str, int]]:

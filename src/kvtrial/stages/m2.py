@@ -4,7 +4,7 @@
 
 Reads ``manifest.json``, ``protocol.json``, ``workload.json`` and ``conformance/`` of the run;
 writes ``events/m2.parquet``. Where the protocol leaves the number of a cell's blocks open, the spread
-of the first ones fixes it (`kvtrial.rule.blocks_wanted`); their mean has no say. Finished blocks are
+of the first ones fixes it (`kvtrial.decision.rule.blocks_wanted`); their mean has no say. Finished blocks are
 kept in the journal: after a kill the same command goes on.
 """
 
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrial import events, gates
-from kvtrial.contrasts import Measured
-from kvtrial.journal import Attempt
+from kvtrial.decision import gates
+from kvtrial.decision.contrasts import Measured
 from kvtrial.measure import allocations
+from kvtrial.run import events
+from kvtrial.run.journal import Attempt
 from kvtrial.stages.common import (
     Block,
     Cell,

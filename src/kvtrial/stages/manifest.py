@@ -20,9 +20,12 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from kvtrial import build, candidates, events, machine, models, protocol, shapes
+from kvtrial import candidates
 from kvtrial.contract import Candidate
-from kvtrial.run import write_text
+from kvtrial.host import build, machine
+from kvtrial.host.files import write_text
+from kvtrial.measure import shapes
+from kvtrial.run import events, models, protocol
 from kvtrial.stages import workload
 from kvtrial.stages.common import refuse_another_model
 
@@ -153,6 +156,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
+    from kvtrial.run.exits import exit_with
 
     exit_with(main)

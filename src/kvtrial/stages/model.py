@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kvtrial import models
+from kvtrial.run import models
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,6 +22,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
+    from kvtrial.run.exits import exit_with
 
     exit_with(main)

@@ -26,13 +26,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvtrial import candidates, events, machine, peers, report, shapes
+from kvtrial import candidates
 from kvtrial.contract import Profile
-from kvtrial.journal import COMPLETE, Attempt, Journal
+from kvtrial.decision.peers import compare
+from kvtrial.host import machine
+from kvtrial.host.files import write_text
+from kvtrial.measure import shapes
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.order import mirrored_orders
-from kvtrial.plots import peers as figure
-from kvtrial.run import write_text
+from kvtrial.measure.peers import programs
+from kvtrial.run import events
+from kvtrial.run.journal import COMPLETE, Attempt, Journal
+from kvtrial.show import report
+from kvtrial.show.plots import peers as figure
 from kvtrial.stages import m1, m2
 from kvtrial.stages.common import Block, Cell, Row, Stage, StageError, exit_tracked, run_arms
 from kvtrial.stages.progress import Progress
@@ -147,9 +153,9 @@ def run_round(
             spec, more = shortened(planned.work, spec)
         module = MODULES[planned.work][program]
         rows += run_arms(stage, attempt, module, order, spec, planned.cell)
-        if program in peers.PROGRAMS:
+        if program in programs.PROGRAMS:
             rows.append(
-                {"metric": "package", "candidate": program, "text": peers.package_of(program)}
+                {"metric": "package", "candidate": program, "text": programs.package_of(program)}
             )
     spent = time.monotonic() - start
     timed = sum(r["value"] for r in rows if r["metric"] == METRICS[planned.work]) / 1e3
@@ -184,7 +190,7 @@ def our_arms(stage: Stage, attempt: Attempt) -> list[str]:
 def write_comparison(stage: Stage, table: pd.DataFrame) -> list[Row]:
     """Write ``peers.parquet``, ``peers.json`` and the figure from the raw rows of all attempts."""
     arms = set(table["candidate"]) & set(stage.protocol["candidates"])
-    rows = peers.compare(
+    rows = compare(
         table,
         model=stage.model["name"],
         profiles={name: candidates.get(name).profile for name in sorted(arms)},
@@ -206,10 +212,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, default=6)
     asked, rest = parser.parse_known_args(argv)
     stage = Stage.from_command_line("peers", __doc__, rest)
-    absent = peers.missing()
-    present = [program for program in peers.PROGRAMS if program not in absent]
+    absent = programs.missing()
+    present = [program for program in programs.PROGRAMS if program not in absent]
     if absent:
-        print(f"peers: {peers.what_to_install(absent)}", flush=True)
+        print(f"peers: {programs.what_to_install(absent)}", flush=True)
     seed = stage.protocol["decision"]["bootstrap_seed"]
     known = sorted(map(int, stage.workload["snapshots"]))
     contexts = asked.contexts or known
@@ -230,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
     with exclusive(f"peers of {stage.run_dir.name}"):
         journal = Journal(stage.run_dir, "peers")
         attempt = journal.attempt()
-        arms = {"ours": our_arms(stage, attempt)} | {p: peers.arms_of(p) for p in present}
+        arms = {"ours": our_arms(stage, attempt)} | {p: programs.arms_of(p) for p in present}
         planned = plan(contexts, threads, asked.blocks, arms, seed)
         left = [r for r in planned if not attempt.has(r.name)]
         seconds = estimate(stage, attempt, left)

@@ -30,14 +30,16 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial import gates, machine, models, workload
 from kvtrial.contract import F32, KVSession
+from kvtrial.decision import gates
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
+from kvtrial.host import machine
+from kvtrial.host.files import write_text
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.stores import budget_bytes, opened, shape_of
-from kvtrial.run import write_text
+from kvtrial.run import corpus, models
 from kvtrial.stages.common import Cell, Stage, exit_tracked
 from kvtrial.stages.progress import Progress
 
@@ -219,7 +221,7 @@ class Plan:
         needed = contexts(stage.protocol, held)
         tokenizer = Tokenizer(read_gguf(stage.gguf))
         texts = [
-            workload.session_tokens(tokenizer, max(needed), session)
+            corpus.session_tokens(tokenizer, max(needed), session)
             for session in range(max(needed.values()))
         ]
         workload_id = identity(stage.model["sha256"], texts)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvtrial import events, paths
-from kvtrial.journal import Journal
-from kvtrial.run import ConfigError
+from kvtrial.host import paths
+from kvtrial.run import events
+from kvtrial.run.journal import Journal
+from kvtrial.run.layout import ConfigError
 from kvtrial.tracking import is_alive, records
 from kvtrial.tracking.store import REBUILD, Store, database, tracking_uri
 
@@ -116,6 +117,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from kvtrial.cli import exit_with
+    from kvtrial.run.exits import exit_with
 
     exit_with(main)

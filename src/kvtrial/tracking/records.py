@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvtrial import summary
+from kvtrial.show import summary
 from kvtrial.tracking.store import MAX_TAG, RUN_OF, Store
 
 

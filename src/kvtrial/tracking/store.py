@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from kvtrial import paths, workload
+from kvtrial.host import paths
+from kvtrial.run import corpus
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
@@ -218,7 +219,7 @@ def _datasets() -> list[Any]:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     prompts_file = paths.config_file("prompts.yaml")
-    text_file = paths.config_file(f"workload/{workload.TEXT_NAME}")
+    text_file = paths.config_file(f"workload/{corpus.TEXT_NAME}")
     found = []
     for name, path, use in (
         ("prompts", prompts_file, "parity"),

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial import machine
 from kvtrial.contract import F32
+from kvtrial.host import machine
 from kvtrial.measure.peers import llama_state
-from kvtrial.peers import PEERS, Peer
+from kvtrial.measure.peers.programs import PEERS, Peer
 
 #: Positions of a prompt at a time: llama.cpp's own default for a physical batch.
 BATCH = 512

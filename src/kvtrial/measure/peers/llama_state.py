@@ -27,7 +27,7 @@ import numpy.typing as npt
 from scipy.linalg import hadamard
 
 from kvtrial.contract import F32
-from kvtrial.peers import Peer
+from kvtrial.measure.peers.programs import Peer
 
 U8 = npt.NDArray[np.uint8]
 

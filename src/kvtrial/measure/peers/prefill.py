@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from kvtrial import models
+from kvtrial import engine
 from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.stores import opened, shape_of
@@ -28,7 +28,7 @@ WARMUP_TOKENS = 32
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """The time that each candidate takes for the prompt."""
-    model = models.load_model(spec["gguf"])
+    model = engine.load(spec["gguf"])
     ids, threads = spec["ids"], spec["threads"]
 
     def arm(name: str) -> int:

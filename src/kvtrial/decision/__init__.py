@@ -1,0 +1,22 @@
+"""From events to a verdict: pure functions of (events, protocol). No clock, no file, no candidate.
+
+Read `verdict` first; it calls all others in this order:
+
+================  ==================================================================================
+`verdict`         `decide`: the first complete attempts, then everything below
+`gates`           which blocks are valid
+`contrasts`       what was measured, by block, and the ratio of two arms with its interval
+`parity`          whose logits are the baseline's
+`output`          whose timed output was right
+`eligibility`     who may win, and why not
+`language`        does a Rust arm replace Cython: ADOPT, KEEP or INCONCLUSIVE
+`rule`            that rule for one challenger, on arrays: the simulation asks the same lines
+`attribution`     the hypotheses, the profiles, the control, direct write
+`error_rates`     how often the rule errs, by simulation under the run's own noise
+`known_answers`   A/A: a ratio that is known
+`break_even`      restore against recompute
+`peers`           other engines, for the optional target
+`stats`           intervals
+`labels`          words that stand behind a contrast wherever it is shown
+================  ==================================================================================
+"""

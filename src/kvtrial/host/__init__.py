@@ -1,0 +1,12 @@
+"""This machine and this installation; everything above asks here, and nothing here knows a candidate.
+
+Read `machine` first.
+
+=============  =====================================================================================
+`machine`      what the machine is and has: its class, CPUs, caches, memory, counters
+`build`        what the kernels were built from, and whether that still lies in the source tree
+`paths`        where configuration, results and schemas lie
+`files`        the one way to write a file: beside, then renamed
+`selection`    the adopted outcome: the default store, what is retired
+=============  =====================================================================================
+"""

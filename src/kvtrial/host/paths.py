@@ -1,0 +1,67 @@
+"""Where things lie: the checkout, the configuration, the data. Nothing here creates anything.
+
+Away from a checkout the package brings config/ and the schemas with it; what a user writes (a
+selection, models of their own) lies in their configuration folder and comes first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def checkout() -> Path | None:
+    """The checkout that this package runs from, or None for an installed wheel."""
+    root = PACKAGE.parent.parent
+    return root if (root / "config" / "protocol.yaml").is_file() else None
+
+
+def user_dir(kind: str) -> Path:
+    """The user's own folder for kvtrial; ``kind`` is "config" or "data"."""
+    home = Path.home()
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support" / "kvtrial"
+    variable, default = {
+        "config": ("XDG_CONFIG_HOME", home / ".config"),
+        "data": ("XDG_DATA_HOME", home / ".local" / "share"),
+    }[kind]
+    return Path(os.environ.get(variable) or default) / "kvtrial"
+
+
+def config_dir() -> Path:
+    """``$KVTRIAL_CONFIG``, else the checkout's config/, else the user's configuration folder."""
+    if chosen := os.environ.get("KVTRIAL_CONFIG"):
+        return Path(chosen)
+    root = checkout()
+    return root / "config" if root else user_dir("config")
+
+
+def config_file(name: str) -> Path:
+    """A file of the configuration: the one in `config_dir`, else the one that the package brings."""
+    own = config_dir() / name
+    root = checkout()
+    return own if own.is_file() else (root or PACKAGE) / "config" / name
+
+
+def selection_file() -> Path:
+    """Where the adopted outcome is read: ``$KVTRIAL_SELECTION``, else `config_dir`/selection.yaml."""
+    if chosen := os.environ.get("KVTRIAL_SELECTION"):
+        return Path(chosen)
+    return config_dir() / "selection.yaml"
+
+
+def schema_dir() -> Path:
+    """The schemas of protocol and models."""
+    root = checkout()
+    return root / "workflow" / "schemas" if root else PACKAGE / "schemas"
+
+
+def results_dir() -> Path:
+    """``$KVTRIAL_RESULTS``, else the checkout's results/, else the user's data folder."""
+    if chosen := os.environ.get("KVTRIAL_RESULTS"):
+        return Path(chosen)
+    root = checkout()
+    return root / "results" if root else user_dir("data") / "results"

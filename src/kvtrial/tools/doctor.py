@@ -1,0 +1,479 @@
+"""What this machine offers, and what each thing means for a trial: ``kvtrial doctor``.
+
+A check is a pure function from facts to a `Finding`; `examine` gathers the facts. Nothing on the
+machine is changed: what would help is said, with the command.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kvtrial.contract import StaleBuild
+from kvtrial.decision import gates
+from kvtrial.engine.errors import ModelNotFetched
+from kvtrial.host import build, machine, paths
+from kvtrial.hot.kernels import lanes
+from kvtrial.measure import clock, probes
+from kvtrial.measure.exclusive import MachineHeld, exclusive
+from kvtrial.measure.stores import budget_bytes, shape_of
+from kvtrial.run import events, models, protocol
+from kvtrial.stages.workload import HEADROOM_BYTES
+
+#: Readings of the probes: two to three seconds, as long as a short arm of a block takes.
+READINGS = 20
+FSYNCS = 8
+FSYNC_BYTES = 64 * 1024
+#: No disk that keeps its word is quicker than this.
+HONEST_FSYNC_MS = 0.02
+BUSY_LOAD = 0.5
+
+
+class State(enum.StrEnum):
+    """How a finding bears on a run."""
+
+    GOOD = "good"
+    NOTE = "note"
+    POOR = "poor"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor.
+
+    Attributes
+    ----------
+    name : str
+        What was looked at, the same on every machine.
+    value : Any
+        What was found, JSON-safe.
+    shown : str
+        The value for people.
+    state : State
+        ``good``; ``note``: worth knowing; ``poor``: the verdict suffers; ``stop``: no run.
+    meaning : str
+        What that means for a run, and what to do.
+    """
+
+    name: str
+    value: Any
+    shown: str
+    state: State
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a short probe saw: ``readings`` in turn, two a moment; share of its time that was stolen."""
+
+    readings: Sequence[probes.Reading]
+    stolen_fraction: float | None
+
+
+# --------------------------------------------------------------------------------------------------
+# The checks
+
+
+def instruction_set(architecture: str, features: Sequence[str], lanes: int) -> Finding:
+    """Whether the SIMD arms have vector kernels here; ``lanes`` is their width in floats."""
+    needed = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}, "arm64": {"asimd"}}
+    missing = sorted(needed.get(architecture, {"vectors"}) - set(features))
+    shown = f"{architecture}: {', '.join(features) or 'no vector extension that is used'}"
+    if missing:
+        return Finding(
+            "instruction set",
+            {"architecture": architecture, "features": list(features)},
+            shown,
+            State.POOR,
+            f"without {', '.join(missing)} the SIMD arms run their portable form: the verdict holds "
+            "for this machine and says nothing of others",
+        )
+    return Finding(
+        "instruction set",
+        {"architecture": architecture, "features": list(features)},
+        shown,
+        State.GOOD,
+        f"the SIMD arms run their vector kernels, {lanes} floats wide",
+    )
+
+
+def cores(logical: int, physical: int | None, usable: int) -> Finding:
+    """CPUs that a run can use; ``physical`` None where the system doesn't say."""
+    value = {"logical": logical, "physical": physical, "usable": usable}
+    shown = f"{usable} of {logical} CPUs" if usable < logical else f"{logical} CPUs"
+    if physical and physical < logical:
+        shown += f" on {physical} cores"
+    if usable == 1:
+        state, meaning = (
+            State.NOTE,
+            "enough for `make verdict`; whatever else runs takes its time from the trial, and "
+            "`make full` has no cells with several threads",
+        )
+    elif usable < logical:
+        state, meaning = (
+            State.NOTE,
+            f"affinity or the control group allow {usable}: cells with all threads use so many",
+        )
+    elif physical and physical < logical:
+        state, meaning = (
+            State.NOTE,
+            "two hardware threads share a core, so anything beside the trial slows it: keep the "
+            "machine idle",
+        )
+    else:
+        state, meaning = State.GOOD, f"cells with all threads use {usable}"
+    return Finding("cores", value, shown, state, meaning)
+
+
+def governor(name: str | None, limits: dict[str, Any]) -> Finding:
+    """Who sets the clock."""
+    limit = f"{limits['spin_drift']:.0%}"
+    if name is None:
+        return Finding(
+            "governor",
+            None,
+            "not visible",
+            State.NOTE,
+            "who sets the clock can't be seen, as in most virtual machines; a probe beside each arm "
+            f"voids blocks in which it moved by more than {limit}",
+        )
+    if name == "performance":
+        return Finding("governor", name, name, State.GOOD, "the clock is held up")
+    return Finding(
+        "governor",
+        name,
+        name,
+        State.POOR,
+        f"the clock follows the load; blocks in which it moves by more than {limit} are void. For the "
+        "time of a run: sudo cpupower frequency-set -g performance",
+    )
+
+
+def virtualised(hypervisor: bool | None, limits: dict[str, Any]) -> Finding:
+    """Whether others share the hardware; None where the CPU doesn't tell."""
+    if hypervisor is None:
+        said = "on a machine in a cloud neighbours take time and bandwidth: intervals are wider"
+        return Finding("virtualised", None, "not visible here", State.NOTE, said)
+    if not hypervisor:
+        return Finding("virtualised", False, "no", State.GOOD, "nobody else is on this hardware")
+    return Finding(
+        "virtualised",
+        True,
+        "yes",
+        State.NOTE,
+        "neighbours take time and bandwidth: noisy blocks are run again, up to "
+        f"{limits['max_trials']} times each, and intervals are wider",
+    )
+
+
+def c_compiler(text: str) -> Finding:
+    """The compiler of the Cython kernels."""
+    if text:
+        return Finding("C compiler", text, text, State.GOOD, "it builds the kernels")
+    return Finding(
+        "C compiler",
+        "",
+        "none",
+        State.STOP,
+        "the kernels can't be built: install one (Debian, Ubuntu: apt install gcc libc6-dev; macOS: "
+        "xcode-select --install) or name it in CC",
+    )
+
+
+def rustc(text: str, missing: str) -> Finding:
+    """The compiler of K3, K4 and K3T; ``missing`` is why the last build did without."""
+    return _optional_compiler(
+        "rustc",
+        text,
+        missing,
+        "K3, K4 and K3T",
+        "the trial chooses among the Cython arms: install Rust 1.73 or newer",
+    )
+
+
+def clang(text: str, missing: str) -> Finding:
+    """The compiler of K1C, a control; ``missing`` is why the last build did without."""
+    return _optional_compiler(
+        "clang",
+        text,
+        missing,
+        "K1C",
+        "the report can't tell compiler from language, and the verdict is the same: install clang "
+        "(Debian, Ubuntu: apt install clang)",
+    )
+
+
+def _optional_compiler(name: str, text: str, missing: str, arms: str, without: str) -> Finding:
+    if text and not missing:
+        return Finding(name, text, text, State.GOOD, f"with {arms} in the trial")
+    if text:
+        meaning = f"the installed kernels are without {arms} ({missing}); make build looks again"
+    else:
+        meaning = f"without {arms} {without}, then make build"
+    return Finding(name, text, text or "none", State.NOTE, meaning)
+
+
+def kernels(build_id: str, stale: str) -> Finding:
+    """The compiled kernels; ``stale`` is why they can't be loaded, or empty."""
+    if stale:
+        return Finding("kernels", build_id, "not usable", State.NOTE, stale)
+    return Finding("kernels", build_id, build_id, State.GOOD, "those of the sources at hand")
+
+
+def memory(available: int, needed: int | None, what: str) -> Finding:
+    """Bytes that are free; ``needed`` None where the model is not here to be asked."""
+    shown = f"{_gb(available)} available"
+    if needed is None:
+        return Finding("memory", available, shown, State.NOTE, what)
+    if available < needed:
+        return Finding(
+            "memory",
+            available,
+            shown,
+            State.POOR,
+            f"{what} needs about {_gb(needed)}: that cell fails and the verdict is INCONCLUSIVE; free "
+            "memory, or register a protocol with shorter contexts",
+        )
+    return Finding(
+        "memory", available, shown, State.GOOD, f"{what} needs about {_gb(needed)} of it"
+    )
+
+
+def disk(folder: str, free: int, needed: int | None, kind: str, fsync_ms: float) -> Finding:
+    """The disk that holds the results; ``fsync_ms``: median of small writes made durable."""
+    value = {"folder": folder, "free_bytes": free, "type": kind, "fsync_ms": round(fsync_ms, 4)}
+    shown = f"{_gb(free)} free on {kind or 'an unknown file system'}, fsync {fsync_ms:.2g} ms"
+    if needed is not None and free < needed:
+        state, meaning = (
+            State.STOP,
+            f"a run writes about {_gb(needed)}: free that, or point KVTRIAL_RESULTS elsewhere",
+        )
+    elif kind in ("tmpfs", "ramfs"):
+        state, meaning = (
+            State.POOR,
+            "this is memory: the cold tier is measured where the results lie, so its figures mean "
+            "nothing here; point KVTRIAL_RESULTS at a disk",
+        )
+    elif fsync_ms < HONEST_FSYNC_MS:
+        state, meaning = (
+            State.POOR,
+            "too quick to be true: what is synced here may not survive a power cut, and the cold "
+            "tier's figures with it",
+        )
+    else:
+        state, meaning = State.GOOD, "the cold tier is measured here"
+    return Finding("disk", value, shown, state, meaning)
+
+
+def load(average: float) -> Finding:
+    """What else runs, from the load average of the last minute."""
+    if average > BUSY_LOAD:
+        return Finding(
+            "load",
+            average,
+            f"{average:.2f}",
+            State.POOR,
+            "something else runs, which slows arms and voids blocks: see `top`, and wait or stop it",
+        )
+    return Finding("load", average, f"{average:.2f}", State.GOOD, "the machine is idle")
+
+
+def noise(seen: Noise, limits: dict[str, Any]) -> Finding:
+    """Whether blocks would be valid now, by the rule that judges them."""
+    rows = events.to_frame(_probe_rows(seen))
+    value = {
+        "spin_move": gates.move(gates.readings(rows, "probe/spin_ms")),
+        "bandwidth_move": gates.move(gates.readings(rows, "probe/read_gb_per_s")),
+        "stolen_fraction": seen.stolen_fraction,
+        "read_gb_per_s": max(reading.read_gb_per_s for reading in seen.readings),
+        "fma_gflop_per_s": max(reading.fma_gflop_per_s for reading in seen.readings),
+    }
+    shown = (
+        f"clock moved by {value['spin_move']:.1%}, bandwidth by {value['bandwidth_move']:.1%} (best "
+        f"{value['read_gb_per_s']:.1f} GB/s)"
+    )
+    if seen.stolen_fraction is not None:
+        shown += f", steal {seen.stolen_fraction:.1%}"
+    reason = gates.void_reason(rows, limits)
+    if reason is not None:
+        return Finding(
+            "noise",
+            value,
+            shown,
+            State.POOR,
+            f"a block like this would be void ({reason}): run when the machine is quieter",
+        )
+    return Finding("noise", value, shown, State.GOOD, "a block like this would be valid")
+
+
+def _probe_rows(seen: Noise) -> list[dict[str, Any]]:
+    """The readings as a block has them: pairs of moments between arms, of which the better counts."""
+    rows = []
+    for i, reading in enumerate(seen.readings):
+        for metric in ("spin_ms", "read_gb_per_s"):
+            rows.append(
+                events.event(f"probe/{metric}", place=i // 2, value=getattr(reading, metric))
+            )
+    if seen.stolen_fraction is not None:
+        rows.append(events.event("probe/stolen_fraction", value=seen.stolen_fraction))
+    return rows
+
+
+def _gb(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:.1f} GB"
+
+
+# --------------------------------------------------------------------------------------------------
+# The facts
+
+
+def examine(model: str) -> list[Finding]:
+    """Look at everything; about five seconds, for ``model`` by name or path.
+
+    Raises
+    ------
+    UnknownModel, ProtocolError
+        The configuration asks for something that is not there.
+    """
+    registered = protocol.load(paths.config_file("protocol.yaml"))
+    limits = registered["gates"]
+    record, tools, built = machine.record(), build.toolchain(), build.facts()
+    needs_memory, needs_disk, what = _needs(model, registered)
+    return [
+        instruction_set(record["architecture"], build.cpu_features(), lanes()),
+        cores(record["logical_cpus"], record["physical_cpus"], machine.usable_cpus()),
+        governor(record["governor"], limits),
+        virtualised(record["hypervisor"], limits),
+        c_compiler(tools["c_compiler"]),
+        rustc(tools["rustc"], built.get("rust_missing", "")),
+        clang(tools["clang"], built.get("clang_missing", "")),
+        kernels(built.get("build_id", ""), _stale()),
+        memory(machine.available_memory_bytes(), needs_memory, what),
+        _disk(needs_disk),
+        load(probes.load()),
+        _noise(limits),
+    ]
+
+
+def ready(findings: Sequence[Finding]) -> bool:
+    """Whether a run can be made at all."""
+    return all(finding.state is not State.STOP for finding in findings)
+
+
+def document(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The findings as JSON."""
+    return {
+        "machine_class": machine.machine_class(),
+        "ready": ready(findings),
+        "findings": {
+            f.name: {"value": f.value, "state": f.state.value, "meaning": f.meaning}
+            for f in findings
+        },
+    }
+
+
+def render(findings: Sequence[Finding]) -> Any:
+    """The findings as a rich table with one line on what to do next."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {State.GOOD: "green", State.NOTE: "cyan", State.POOR: "yellow", State.STOP: "bold red"}
+    table = Table(
+        title=machine.machine_class(), title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
+    for column in ("", "what", "found", "what it means for a run"):
+        table.add_column(column, overflow="fold")
+    for f in findings:
+        table.add_row(Text(f.state.value, styles[f.state]), f.name, Text(f.shown), Text(f.meaning))
+    stops = [f.name for f in findings if f.state is State.STOP]
+    poor = [f.name for f in findings if f.state is State.POOR]
+    if stops:
+        last = f"A run is not possible yet: {', '.join(stops)}."
+    elif poor:
+        last = (
+            f"A run is possible, and would be better without: {', '.join(poor)}. Then: make verdict"
+        )
+    else:
+        last = "Ready: make verdict"
+    return Group(table, Text(last, "bold"))
+
+
+def _stale() -> str:
+    try:
+        build.refuse_stale()
+    except StaleBuild as error:
+        return str(error)
+    return ""
+
+
+def _needs(model: str, registered: dict[str, Any]) -> tuple[int | None, int | None, str]:
+    """Bytes of memory and of disk that a run of the default profile takes, and for what."""
+    try:
+        path = models.path_of(model)
+    except ModelNotFetched:
+        return None, None, f"{model} is not here to be asked what it needs: kvtrial fetch {model}"
+    shape = shape_of(models.load_model(path))
+    cells = protocol.cells(registered, "default")
+
+    def rows(tokens: int, sessions: int = 1) -> int:
+        return budget_bytes(shape, tokens, sessions, registered["page_tokens"])
+
+    largest = max(rows(cell["context"], cell["sessions"]) for cell in cells)
+    longest = max(cell["context"] for cell in cells)
+    # A store and the snapshot that fills it; on disk the snapshots, Z1, Z2 and the plain file.
+    memory_bytes = largest + path.stat().st_size + max(largest, HEADROOM_BYTES)
+    cold = 4 * rows(registered["cold"]["prefix_tokens"])
+    snapshots = sum(rows(cell["context"], cell["sessions"]) for cell in cells)
+    return memory_bytes, snapshots + cold, f"{path.stem} at {longest:,} positions"
+
+
+def _disk(needed: int | None) -> Finding:
+    """The file system below the results, asked by writing to it."""
+    folder = paths.results_dir()
+    while not folder.is_dir():
+        folder = folder.parent
+    times = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(FSYNCS):
+            file.write(os.urandom(FSYNC_BYTES))
+            file.flush()
+            start = clock.now_ns()
+            os.fsync(file.fileno())
+            times.append(clock.elapsed_ns(start, clock.now_ns(), "fsync") / 1e6)
+    free = psutil.disk_usage(str(folder)).free
+    return disk(str(folder), free, needed, _file_system(folder), statistics.median(times))
+
+
+def _file_system(folder: Path) -> str:
+    mounts = {
+        Path(part.mountpoint): part.fstype
+        for part in psutil.disk_partitions(all=True)
+        if folder.resolve().is_relative_to(part.mountpoint)
+    }
+    return mounts[max(mounts, key=lambda mount: len(mount.parts))] if mounts else ""
+
+
+def _noise(limits: dict[str, Any]) -> Finding:
+    """A short probe, unless somebody measures: it would disturb that, and be disturbed."""
+    try:
+        with exclusive("kvtrial doctor", wait=False):
+            probe = probes.Probes(1)
+            cpus = probes.CpuMeter(1)
+            readings = [probe.measure() for _ in range(READINGS)]
+            seen = Noise(readings, cpus.stolen_fraction())
+            probe.close()
+    except MachineHeld as held:
+        return Finding(
+            "noise", None, "not probed", State.NOTE, f"{held}; ask again when it is free"
+        )
+    return noise(seen, limits)

@@ -1,0 +1,419 @@
+"""``kvtrial try NAME``: a first look at a candidate that somebody is working on.
+
+Conformance, one attention region and the decode at the primary context, paired with the adopted
+store by the stages' own functions and judged by the trial's own gates and intervals. It decides
+nothing: one cell against one store is not a trial. Nothing is left behind but the snapshot of the
+filled context, which runs share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kvtrial import candidates
+from kvtrial.conformance import isolated
+from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
+from kvtrial.decision import gates, labels
+from kvtrial.decision.contrasts import Measured, contrast, digits
+from kvtrial.host import build, machine, paths, selection
+from kvtrial.host.files import write_text
+from kvtrial.measure import shapes
+from kvtrial.measure.exclusive import exclusive
+from kvtrial.measure.stores import shape_of
+from kvtrial.run import corpus, events, models, protocol
+from kvtrial.run.layout import ConfigError
+from kvtrial.stages import conformance as suite
+from kvtrial.stages import m1, m2
+from kvtrial.stages import workload as snapshots
+from kvtrial.stages.common import Block, Stage, blocks, run_blocks
+from kvtrial.stages.progress import Progress
+
+#: What the decodes may take; with conformance, prefill and attention about five minutes.
+DECODE_S = 200.0
+FEWEST_BLOCKS = 4
+#: What a block is taken to need before one was seen.
+FIRST_BLOCK_S = 20.0
+ATTENTION_BLOCKS = 3
+CONFORMANCE_TIMEOUT_S = 600.0
+NOTE = "nothing is adopted from this: `make verdict` measures every context and decides"
+
+
+class NothingToCompare(ConfigError):
+    """A candidate was to be tried against itself."""
+
+
+def measure(
+    name: str,
+    *,
+    model: str,
+    against: str | None = None,
+    context: int | None = None,
+    count: int | None = None,
+) -> dict[str, Any]:
+    """Try a candidate; about five minutes at the registered context.
+
+    Parameters
+    ----------
+    name : str
+        A registered candidate.
+    model : str
+        A name of config/models.yaml, or the path of a GGUF file.
+    against : str, optional
+        Another candidate; by default the adopted store.
+    context : int, optional
+        Filled positions; by default those of the primary cell.
+    count : int, optional
+        Blocks of the decode; by default as many as the primary cell has, fewer where they would
+        take longer than `DECODE_S`.
+
+    Returns
+    -------
+    dict
+        JSON-safe: ``conformance``, ``decode``, ``attention``, ``failed``, ``void_blocks``, and what
+        they are of.
+
+    Raises
+    ------
+    UnknownCandidate, CandidateNotBuilt, NothingToCompare, StaleBuild, UnknownModel, ModelNotFetched
+    WorkloadError
+        The registered text is shorter than the context.
+    ConfigError
+        The context does not fit in memory, or too few blocks were asked for.
+    """
+    registered = protocol.load(paths.config_file("protocol.yaml"))
+    against = against or selection.load().default
+    _check(name, against)
+    primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
+    cell = {**primary, "sessions": 1, "threads": 1, "context": context or primary["context"]}
+    gguf = models.path_of(model)
+    fewest = registered["decision"]["min_blocks"]
+    if count is not None and count < fewest:
+        raise ConfigError(f"{count} blocks give no interval; give {fewest} or more")
+    loaded = models.load_model(gguf)
+    ids = corpus.session_tokens(loaded.tokenizer, cell["context"], 0)
+    if why := snapshots.too_large(registered, shape_of(loaded), gguf.stat().st_size, cell):
+        raise ConfigError(f"{why}: free some, or give a smaller --context")
+    with tempfile.TemporaryDirectory(prefix="kvtrial-try-") as folder:
+        stage = Stage(
+            name="m1",
+            run_dir=Path(folder) / "run",
+            gguf=gguf,
+            model={"name": gguf.stem, "sha256": models.sha256(gguf)},
+            profile="default",
+            usable_cpus=machine.usable_cpus(),
+            protocol={
+                **registered,
+                "candidates": [against, name],
+                "cells": [cell],
+                "m1": {**registered["m1"], "blocks": ATTENTION_BLOCKS, "shapes": []},
+            },
+        )
+        conformance = _conformance(stage, name)
+        if conformance["crash"]:  # it would take the timing down too, or never end it
+            found = _untimed(conformance["crash"], (name, against), registered)
+        else:
+            _fill(stage, cell, loaded, ids)
+            _attention(stage, cell)
+            _decode(dataclasses.replace(stage, name="m2"), cell, count)
+            found = _results(stage, cell, name, against)
+    return {
+        "candidate": name,
+        "against": against,
+        "layouts_differ": candidates.get(name).layout != candidates.get(against).layout,
+        "model": gguf.stem,
+        "synthetic": bool(loaded.synthetic),
+        "context": cell["context"],
+        "conformance": conformance,
+        **found,
+        "adopt_at": 1 + registered["decision"]["adopt_lower_bound"],
+        "note": NOTE,
+    }
+
+
+def sound(document: dict[str, Any]) -> bool:
+    """Whether the candidate passed the suite and could be measured."""
+    return document["conformance"]["passed"] and document["decode"]["ratio"] is not None
+
+
+def _check(name: str, against: str) -> None:
+    for wanted in (name, against):
+        why = candidates.get(wanted).not_built
+        if why is not None:
+            raise CandidateNotBuilt(f"{wanted} is not built: {why}")
+    if name == against:
+        raise NothingToCompare(
+            f"{name} is the store that others are tried against; name another, or give --against "
+            f"one of {', '.join(sorted(set(candidates.candidates()) - {name}))}"
+        )
+    build.refuse_stale()
+
+
+# --------------------------------------------------------------------------------------------------
+# The parts, in their order
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _conformance(stage: Stage, name: str) -> dict[str, Any]:
+    """What the suite says, with the words of each failure."""
+    _say(f"1 of 3: conformance of {name}")
+    out = stage.run_dir / "conformance" / f"{name}.json"
+    with (
+        exclusive("kvtrial try"),
+        Progress("conformance", suite.units([name], PAGE_TOKENS)) as progress,
+        suite.followed(progress, name, PAGE_TOKENS) as on_outcome,
+    ):
+        found = isolated.run_isolated(
+            name, out, timeout_s=CONFORMANCE_TIMEOUT_S, on_outcome=on_outcome
+        )
+    by_status: dict[str, dict[str, str]] = {"passed": {}, "failed": {}, "gap": {}}
+    for test, sizes in found["outcomes"].items():
+        for page_tokens, outcome in sizes.items():
+            by_status[outcome["status"]][f"{test}@P{page_tokens}"] = outcome["detail"]
+    return {
+        "passed": found["passed"],
+        "passed_tests": len(by_status["passed"]),
+        "failed": by_status["failed"],
+        "gaps": found["gaps"],
+        "crash": found["crash"],
+    }
+
+
+def _fill(stage: Stage, cell: dict[str, Any], model: Any, ids: list[int]) -> None:
+    """Name the snapshot of the filled context in ``workload.json``, made now where no run has it."""
+    context = cell["context"]
+    facts = {"model": stage.model["name"], "model_sha256": stage.model["sha256"]}
+    base = paths.results_dir() / "workloads" / stage.model["name"]
+    whole = (f for f in sorted(base.glob(f"*/{context}-0")) if _is_of(f, facts, ids))
+    folder = next(whole, None)
+    if folder is None:
+        folder = base / snapshots.identity(stage.model["sha256"], [ids]) / f"{context}-0"
+        with exclusive("kvtrial try"), Progress("prefill", {"the context": 1.0}) as progress:
+            report = functools.partial(progress.within, "the context")
+            page_tokens = stage.protocol["page_tokens"]
+            snapshots.prefill(model, ids, {context: folder}, facts, page_tokens, report)
+            progress.done("the context")
+    document = {
+        "shape": shape_of(model),
+        "snapshots": {str(context): [str(folder.resolve())]},
+        "skipped": {},
+    }
+    write_text(stage.run_dir / "workload.json", json.dumps(document))
+
+
+def _is_of(folder: Path, facts: dict[str, Any], ids: list[int]) -> bool:
+    """Whether a snapshot is whole and was made by just this model from just these tokens."""
+    if not snapshots.is_whole(folder, ids):
+        return False
+    noted = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+    return all(noted.get(key) == value for key, value in facts.items())
+
+
+def _attention(stage: Stage, cell: dict[str, Any]) -> None:
+    """One attention region, interleaved, as in stage m1."""
+    _say("2 of 3: attention alone")
+    planned = m1.planned_blocks(stage, [cell], stage.protocol["candidates"])
+    with (
+        stage.attempt() as attempt,
+        Progress("attention", {block.name: 1.0 for block in planned}) as progress,
+    ):
+        run_blocks(
+            stage,
+            attempt,
+            m1.MODULE,
+            planned,
+            lambda block: m1.block_spec(stage, block),
+            progress,
+            gated=True,
+        )
+
+
+def _decode(stage: Stage, cell: dict[str, Any], count: int | None) -> None:
+    """Whole decodes, paired by block, as in stage m2; the first says how many there is time for."""
+    names, seed = stage.protocol["candidates"], stage.protocol["decision"]["bootstrap_seed"]
+    planned = blocks(cell, count or cell["blocks"], names, seed)
+    with stage.attempt() as attempt:
+
+        def run(wanted: list[Block], seconds: float) -> None:
+            with Progress("decode", {b.name: seconds for b in wanted}, in_seconds=True) as progress:
+                run_blocks(
+                    stage,
+                    attempt,
+                    m2.MODULE,
+                    wanted,
+                    lambda block: m2.block_spec(stage, block),
+                    progress,
+                    gated=True,
+                )
+
+        _say("3 of 3: decoding, a first block to see how long one takes")
+        run(planned[:1], FIRST_BLOCK_S)
+        rows = attempt.unit(f"{planned[0].name}-trial0")
+        seconds = next(row["value"] for row in rows if row["metric"] == "block/taken_s")
+        if count is None:
+            planned = planned[: affordable(seconds, len(planned))]
+        run(planned[1:], seconds)
+
+
+def affordable(seconds: float, most: int) -> int:
+    """Blocks of so many seconds that fit into `DECODE_S`: whole mirrored pairs, `FEWEST_BLOCKS` at
+    least."""
+    pairs = int(DECODE_S / seconds) // 2
+    return max(min(FEWEST_BLOCKS, most), min(2 * pairs, most))
+
+
+# --------------------------------------------------------------------------------------------------
+# What came out
+
+
+#: What is said of each arm's decode, and of its attention alone.
+_RATES = ("tokens_per_s", "step_ms_p50", "step_ms_p95")
+_FRACTIONS = ("unique_gb_per_s", "ceiling_fraction")
+
+
+def _results(stage: Stage, cell: dict[str, Any], name: str, against: str) -> dict[str, Any]:
+    table, registered = events.read_run(stage.run_dir), stage.protocol
+    judged = gates.judge(table, registered)
+    rows = judged.valid_rows
+    measured = Measured(rows, registered, stage.profile, stage.usable_cpus)
+    decode = contrast(
+        measured.tokens_per_s(cell, name), measured.tokens_per_s(cell, against), registered
+    )
+    shape = shapes.name_of(stage.workload["shape"])
+    times = {
+        arm: measured.attention_ms(cell, arm, shape) if shape in measured.shapes else {}
+        for arm in (name, against)
+    }
+    attention = contrast(times[against], times[name], registered)
+    described = {arm: measured.arm(cell, arm) or {} for arm in (name, against)}
+    failed = table[table["metric"] == "failed"].drop_duplicates(["candidate", "text"])
+    return {
+        "decode": {
+            **decode,
+            "arms": {arm: {key: row.get(key) for key in _RATES} for arm, row in described.items()},
+            "same_tokens": _same_tokens(rows, name, against),
+        },
+        "attention": {
+            **attention,
+            "arms": {
+                arm: {key: _over_blocks(rows, arm, f"m1/{key}") for key in _FRACTIONS}
+                for arm in (name, against)
+            },
+        },
+        "failed": [f"{row.candidate}: {row.text}" for row in failed.itertuples()],
+        "void_blocks": sum(c["void"] for cells in judged.summary.values() for c in cells.values()),
+    }
+
+
+def _untimed(why: str, arms: tuple[str, str], registered: dict[str, Any]) -> dict[str, Any]:
+    """The same without any measurement."""
+    nothing = {**contrast({}, {}, registered), "problem": f"it was not timed: {why}"}
+    return {
+        "decode": {
+            **nothing,
+            "arms": {arm: dict.fromkeys(_RATES) for arm in arms},
+            "same_tokens": None,
+        },
+        "attention": {**nothing, "arms": {arm: dict.fromkeys(_FRACTIONS) for arm in arms}},
+        "failed": [],
+        "void_blocks": 0,
+    }
+
+
+def _over_blocks(rows: pd.DataFrame, name: str, metric: str) -> float | None:
+    """Median over blocks of each block's median."""
+    own = rows[(rows["candidate"] == name) & (rows["metric"] == metric)]
+    return digits(float(own.groupby("block")["value"].median().median())) if len(own) else None
+
+
+def _same_tokens(rows: pd.DataFrame, name: str, against: str) -> bool | None:
+    """Whether both gave the same greedy tokens in every block; None where one gave none."""
+    hashes = rows[rows["metric"] == "output_sha256"].groupby("candidate")["text"].agg(set)
+    if name not in hashes or against not in hashes:
+        return None
+    return bool(hashes[name] == hashes[against])
+
+
+def reading(decode: dict[str, Any], adopt_at: float) -> str:
+    """One sentence on what the decode's interval says."""
+    if decode["ratio"] is None:
+        return f"no interval: {decode['problem']}"
+    low, high = decode["ci95"]
+    if low >= adopt_at:
+        return f"its lower bound clears the {adopt_at:.2f} that adopts, in this cell"
+    if low > 1:
+        return f"faster, but its lower bound stays under the {adopt_at:.2f} that adopts"
+    if high < 1:
+        return "slower"
+    return "no difference is shown: the interval holds 1"
+
+
+def render(document: dict[str, Any]) -> Any:
+    """The document as rich text, worst news first."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    name, against = document["candidate"], document["against"]
+    suite, decode, attention = (document[part] for part in ("conformance", "decode", "attention"))
+    model = document["model"] + (" (synthetic weights)" if document["synthetic"] else "")
+    pair = f"{name} against {against}{labels.of_contrast(document)}"
+    parts: list[Any] = [Text(f"{pair}, {model}, {document['context']:,} positions", "bold")]
+    word = f"{suite['passed_tests']} passed, {len(suite['failed'])} failed"
+    style = "green" if suite["passed"] else "bold red"
+    parts.append(
+        Text(f"conformance: {word}" + (f"; {suite['crash']}" * bool(suite["crash"])), style)
+    )
+    parts += [Text(f"  {test}: {why}", "red") for test, why in suite["failed"].items()]
+    parts += [Text(f"  gap: {gap}") for gap in suite["gaps"]]
+    parts += [Text(f"failed: {text}", "red") for text in document["failed"]]
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    columns = ("tokens/s", "p50 ms", "p95 ms", "attention GB/s", "share of ceiling")
+    table.add_column("store")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for arm in (name, against):
+        steps, region = decode["arms"][arm], attention["arms"][arm]
+        table.add_row(
+            arm,
+            *(_number(steps[key]) for key in ("tokens_per_s", "step_ms_p50", "step_ms_p95")),
+            _number(region["unique_gb_per_s"]),
+            _number(region["ceiling_fraction"]),
+        )
+    parts.append(table)
+    for what, found in (("decode", decode), ("attention", attention)):
+        parts.append(Text(f"{what}: {_ratio(found)}"))
+    parts.append(Text(reading(decode, document["adopt_at"]), "bold"))
+    if decode["same_tokens"] is False:
+        parts.append(
+            Text(f"its greedy tokens are not {against}'s; the parity stage judges by the margins")
+        )
+    if document["void_blocks"]:
+        parts.append(Text(f"{document['void_blocks']} blocks were void by their probes"))
+    parts.append(Text(document["note"]))
+    return Group(*parts)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _ratio(found: dict[str, Any]) -> str:
+    if found["ratio"] is None:
+        return f"no ratio: {found['problem']}"
+    low, high = found["ci95"]
+    return (
+        f"{found['ratio']:.3f} times as fast [{low:.3f}, {high:.3f}] (95% t interval over "
+        f"n = {found['n_blocks']} blocks)"
+    )
