@@ -17,7 +17,7 @@ from kvtrial.host import build
 from kvtrial.host.files import write_text
 from kvtrial.measure.exclusive import exclusive
 
-_FACTS = "import json; from kvtrial import build; print(json.dumps(build.facts()))"
+_FACTS = "import json; from kvtrial.host import build; print(json.dumps(build.facts()))"
 _INSTALL = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 _INSTALL += ["--no-deps", "--no-build-isolation", "--editable", str(build.ROOT)]
 
