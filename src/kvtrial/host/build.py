@@ -68,6 +68,14 @@ def measured_hash(root: Path = ROOT) -> str:
     return _hash(root, measured_modules(root))
 
 
+def rows_hash(root: Path = ROOT) -> str:
+    """sha256 over whatever computes rows of K and V from tokens: native sources, engine and stores."""
+    package = root / "src" / "kvtrial"
+    modules = [path for folder in ("engine", "hot") for path in (package / folder).rglob("*.py")]
+    own = sorted(path.relative_to(root) for path in modules)
+    return _hash(root, [*native_sources(root), *own])
+
+
 def _said(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
@@ -227,6 +235,7 @@ def _main() -> None:
         "build_id": identity(args.root, tools),
         "source_sha256": source_hash(args.root),
         "measured_sha256": measured_hash(args.root),
+        "rows_sha256": rows_hash(args.root),
         "c_flags": args.c_flags,
         "rust_missing": args.rust_missing,
         "clang_missing": args.clang_missing,

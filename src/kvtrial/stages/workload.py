@@ -98,7 +98,7 @@ def way(page_tokens: int) -> dict[str, Any]:
         "activations": ACTIVATIONS,
         "store": STORE,
         "page_tokens": page_tokens,
-        "build_id": build.facts()["build_id"],
+        "rows_sha256": build.facts()["rows_sha256"],
     }
 
 
