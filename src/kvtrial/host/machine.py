@@ -61,14 +61,14 @@ def machine_class() -> str:
 def caches() -> list[dict[str, Any]]:
     """CPU 0's caches, nearest first: level, type (Data, Instruction, Unified), bytes,
     line_bytes."""
-    found = []
+    listed = []
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         size = re.fullmatch(r"(\d+)([KMG]?)", _read(index / "size"))
         level, kind = _read(index / "level"), _read(index / "type")
         if size is None or not level.isdigit():
             continue
         line = _read(index / "coherency_line_size")
-        found.append(
+        listed.append(
             {
                 "level": int(level),
                 "type": kind,
@@ -83,8 +83,8 @@ def caches() -> list[dict[str, Any]]:
         ("hw.l3cachesize", 3, "Unified"),
     ):
         if sys.platform == "darwin" and (text := _sysctl(name)).isdigit() and int(text):
-            found.append({"level": number, "type": kind, "bytes": int(text), "line_bytes": None})
-    return found
+            listed.append({"level": number, "type": kind, "bytes": int(text), "line_bytes": None})
+    return listed
 
 
 def last_level_cache_bytes(threads: int = 1) -> int:
@@ -134,13 +134,13 @@ def cpu_times() -> tuple[int, dict[str, float]]:
 
 def _cpu_list(text: str) -> list[int]:
     """Such as ``0-3,8`` of the kernel; empty where it is no such list."""
-    found: list[int] = []
+    cpus: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not first.isdigit() or not (last or first).isdigit():
             return []
-        found += range(int(first), int(last or first) + 1)
-    return found
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus
 
 
 def usable_cpus() -> int:
@@ -252,10 +252,10 @@ def frequency_mhz() -> float | None:
     import psutil
 
     try:
-        found = [cpu.current for cpu in psutil.cpu_freq(percpu=True) or [] if cpu.current]
+        clocks = [cpu.current for cpu in psutil.cpu_freq(percpu=True) or [] if cpu.current]
     except (AttributeError, NotImplementedError, OSError, RuntimeError):
         return None
-    return float(max(found)) if found else None
+    return float(max(clocks)) if clocks else None
 
 
 def _read(path: Path) -> str:
