@@ -205,8 +205,8 @@ def stage_seconds(
         return float(first + cell.get("max_blocks", first)) / 2
 
     entrants = len(registered.entrants(protocol))
-    cold, parity = protocol["cold"], protocol["parity"]
-    a_prompt = speed.prompt_s + (parity["steps_per_prompt"] - 1) * speed.exact_step_s
+    cold, steps = protocol["cold"], protocol["parity"]["steps_per_prompt"]
+    a_prompt = speed.prompt_s + (steps - 1) * speed.exact_step_s
     groups = math.ceil(prompts / parity.PROMPTS_A_PROCESS)
     found = {
         "conformance": CONFORMANCE_S
