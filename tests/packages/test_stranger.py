@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kvtrial.measure.order import mirrored_orders
 
 from kvtrial import candidates
 from kvtrial.conformance import TESTS, run_isolated
 from kvtrial.decision import output
 from kvtrial.measure import allocations, child
-from kvtrial.measure.order import mirrored_orders
 from kvtrial.run import events, protocol
 
 ROOT = Path(__file__).resolve().parents[2]

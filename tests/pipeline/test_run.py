@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from kvtrial.contract import StaleBuild
-from kvtrial.host import build, machine
+from kvtrial.host import build, files, machine
 from kvtrial.run import layout, protocol
 from kvtrial.stages import build as stage
 
@@ -177,13 +177,13 @@ def test_kernels_that_are_for_the_tests_are_built_anew():
 
 def test_a_file_cut_short_never_bears_the_name(tmp_path, monkeypatch):
     path = tmp_path / "verdict.json"
-    layout.write_text(path, "old")
+    files.write_text(path, "old")
 
     def fails(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fails)
     with pytest.raises(OSError, match="No space left"):
-        layout.write_text(path, "new")
+        files.write_text(path, "new")
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]

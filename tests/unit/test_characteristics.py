@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from kvtrial.measure.order import mirrored_orders
 from scipy import stats as scipy_stats
 from trial_events import REGISTERED, trial
 
 from kvtrial.decision import error_rates, rule, stats
 from kvtrial.decision.error_rates import CellNoise, operating_characteristics
 from kvtrial.decision.verdict import ADOPT, KEEP, decide
-from kvtrial.measure.order import mirrored_orders
 from kvtrial.show.plots import characteristics as figure
 
 Noise = Callable[[np.random.Generator, int, int], npt.NDArray[np.float64]]

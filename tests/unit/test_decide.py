@@ -17,8 +17,9 @@ from trial_events import REGISTERED, flat, row, trial, with_rows
 
 from kvtrial.decision.verdict import ADOPT, INCONCLUSIVE, KEEP, MixedProtocol, Verdict, decide
 from kvtrial.run import protocol
+from kvtrial.show import summary
 from kvtrial.show.plots import forest, waterfall
-from kvtrial.show.terminal import print_verdict, summary
+from kvtrial.show.terminal import print_verdict
 
 LACKS = {"K0": "branch, holes, pool"}
 BASE = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0}

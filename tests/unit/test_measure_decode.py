@@ -527,9 +527,8 @@ def test_a_clock_that_stands_still_fails_the_arm(run, monkeypatch):
     monkeypatch.setattr(clock, "now_ns", lambda: 7)
     with pytest.raises(
         child.ArmFailed, match=r"TimerResolution: the first step|TimerResolution: step"
-    ):
-        with child.blamed("K1", lambda name: None):
-            block.measure(spec_of(run, ["K1"]), lambda name: None)
+    ), child.blamed("K1", lambda name: None):
+        block.measure(spec_of(run, ["K1"]), lambda name: None)
 
 
 def test_an_arm_that_would_stay_in_the_cache_is_measured_alone_once(run):

@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import pytest
-
 from kvtrial.measure.order import mirrored_orders
 
 

@@ -14,7 +14,8 @@ from trial_events import REGISTERED, block_rows, flat, trial, with_rows
 from kvtrial.decision.error_rates import SIMULATIONS
 from kvtrial.decision.verdict import decide
 from kvtrial.run import schemas
-from kvtrial.show.terminal import print_verdict, report, summary
+from kvtrial.show import report, summary
+from kvtrial.show.terminal import print_verdict
 
 BASE = flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=20.0)
 EDGE = math.log(1.10)

@@ -32,12 +32,12 @@ _NATIVE_SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h", ".rs", ".in"}
 
 def native_sources(root: Path = ROOT) -> list[Path]:
     """Every file that a compiled kernel depends on, sorted; relative to ``root``."""
-    found = [Path("CMakeLists.txt")]
+    sources = [Path("CMakeLists.txt")]
     for folder in ("src/kvtrial", "rust"):
         for path in (root / folder).rglob("*"):
             if path.suffix in _NATIVE_SUFFIXES and "target" not in path.parts:
-                found.append(path.relative_to(root))
-    return sorted(found)
+                sources.append(path.relative_to(root))
+    return sorted(sources)
 
 
 def measured_modules(root: Path = ROOT) -> list[Path]:
@@ -147,8 +147,8 @@ def binary_sha256() -> str:
     # CMake installs the facts and the modules below one folder, which in an editable install is not
     # that of the sources.
     folder = Path(_build_facts.__file__).parent
-    found = [path for path in folder.rglob("*") if path.suffix in _LIBRARY_SUFFIXES]
-    return _hash(folder, sorted(path.relative_to(folder) for path in found))
+    libraries = [path for path in folder.rglob("*") if path.suffix in _LIBRARY_SUFFIXES]
+    return _hash(folder, sorted(path.relative_to(folder) for path in libraries))
 
 
 @functools.cache

@@ -79,10 +79,10 @@ def _primary(verdict: dict[str, Any]) -> dict[str, Any] | None:
     return {**names, **(_ratio_of(tightest) or {})}
 
 
-def _ratio_of(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    if found is None or found["ratio"] is None:
+def _ratio_of(contrast: dict[str, Any] | None) -> dict[str, Any] | None:
+    if contrast is None or contrast["ratio"] is None:
         return None
-    return {key: found[key] for key in ("ratio", "ci95", "n_blocks")}
+    return {key: contrast[key] for key in ("ratio", "ci95", "n_blocks")}
 
 
 def table(files: Iterable[Path]) -> list[dict[str, Any]]:
@@ -129,11 +129,11 @@ def render(rows: list[dict[str, Any]]) -> Any:
     return Group(*parts)
 
 
-def _shown(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _shown(contrast: dict[str, Any] | None) -> str:
+    if contrast is None:
         return "-"
-    low, high = found["ci95"]
-    return f"{found['ratio']:.3f} [{low:.3f}, {high:.3f}] n={found['n_blocks']}"
+    low, high = contrast["ci95"]
+    return f"{contrast['ratio']:.3f} [{low:.3f}, {high:.3f}] n={contrast['n_blocks']}"
 
 
 def _named(primary: dict[str, Any] | None) -> str:

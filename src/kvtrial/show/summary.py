@@ -73,18 +73,18 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _error_rates(found: dict[str, Any]) -> list[str]:
+def _error_rates(rates: dict[str, Any]) -> list[str]:
     """What was simulated and what A/A measured, a line each."""
-    if found["adopt_probability"] is None:
-        simulated = f"- Not simulated: {found['reason']}."
+    if rates["adopt_probability"] is None:
+        simulated = f"- Not simulated: {rates['reason']}."
     else:
-        at = found["true_improvement"].index(found["adopt_at"])
+        at = rates["true_improvement"].index(rates["adopt_at"])
         simulated = (
-            f"- {found['challenger']} under this run's noise: adopted in "
-            f"{found['adopt_probability'][at]:.2%} of simulated runs at a true improvement of exactly "
-            f"{found['adopt_at']:.0%}; the claim is at most {found['claim_familywise']:.1%}."
+            f"- {rates['challenger']} under this run's noise: adopted in "
+            f"{rates['adopt_probability'][at]:.2%} of simulated runs at a true improvement of exactly "
+            f"{rates['adopt_at']:.0%}; the claim is at most {rates['claim_familywise']:.1%}."
         )
-    aa = found["aa"]
+    aa = rates["aa"]
     measured = f"- A/A, {aa['candidate']} registered twice: "
     if aa["ratio"] is None:
         return [simulated, f"{measured}{aa['problem']}."]
@@ -114,13 +114,13 @@ def tables(verdict: dict[str, Any]) -> dict[str, pd.DataFrame]:
         {"candidate": name, "eligible": not reasons, "reasons": "; ".join(reasons)}
         for name, reasons in verdict["eligibility"].items()
     ]
-    found = {
+    rows_of = {
         "arms": hot["arms"],
         "contrasts": hot["contrasts"],
         "hypotheses": verdict["hypotheses"],
         "eligibility": eligibility,
     }
-    return {name: pd.DataFrame(list(map(_bounds_apart, rows))) for name, rows in found.items()}
+    return {name: pd.DataFrame(list(map(_bounds_apart, rows))) for name, rows in rows_of.items()}
 
 
 def _bounds_apart(row: dict[str, Any]) -> dict[str, Any]:
@@ -136,20 +136,20 @@ def _bounds_apart(row: dict[str, Any]) -> dict[str, Any]:
 
 def verdict_metrics(verdict: dict[str, Any]) -> dict[str, float]:
     """Metric name → number: contrasts with their bounds, each arm's tokens/s, the error rates."""
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     for contrast in verdict["hot"]["contrasts"]:
         name = f"contrast/{contrast['challenger']}_over_{contrast['incumbent']}.{_cell(contrast)}"
         low, high = contrast["ci95"] or (None, None)
-        found |= {name: contrast["ratio"], f"{name}.low": low, f"{name}.high": high}
+        metrics |= {name: contrast["ratio"], f"{name}.low": low, f"{name}.high": high}
     for arm in verdict["hot"]["arms"]:
-        found[f"m2/tokens_per_s.{arm['candidate']}.{_cell(arm)}"] = arm["tokens_per_s"]
+        metrics[f"m2/tokens_per_s.{arm['candidate']}.{_cell(arm)}"] = arm["tokens_per_s"]
     rates = verdict["characteristics"]
     for improvement, chance in zip(
         rates.get("true_improvement", []), rates["adopt_probability"] or []
     ):
-        found[f"characteristics/adopt_probability_at_{improvement:.3f}"] = chance
-    found |= _same_twice(rates["aa"])
-    return {name: value for name, value in found.items() if value is not None}
+        metrics[f"characteristics/adopt_probability_at_{improvement:.3f}"] = chance
+    metrics |= _same_twice(rates["aa"])
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _same_twice(aa: dict[str, Any]) -> dict[str, float | None]:
@@ -157,7 +157,7 @@ def _same_twice(aa: dict[str, Any]) -> dict[str, float | None]:
     if aa["ratio"] is None:
         return {}
     name = "characteristics/aa"
-    found: dict[str, float | None] = {
+    metrics: dict[str, float | None] = {
         f"{name}_ratio": aa["ratio"],
         f"{name}_ratio.low": aa["ci95"][0],
         f"{name}_ratio.high": aa["ci95"][1],
@@ -169,8 +169,8 @@ def _same_twice(aa: dict[str, Any]) -> dict[str, float | None]:
     for improvement, chance in zip(
         implied.get("true_improvement", []), implied["adopt_probability"] or []
     ):
-        found[f"{name}_adopt_probability_at_{improvement:.3f}"] = chance
-    return found
+        metrics[f"{name}_adopt_probability_at_{improvement:.3f}"] = chance
+    return metrics
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -199,10 +199,12 @@ def arm_metrics(rows: pd.DataFrame, sessions: int) -> list[tuple[str, float, int
         Concurrent sessions of the cell: each step makes a token for each.
     """
     outcomes = rows.loc[rows["metric"] == "conformance/outcome", "value"]
-    found: list[tuple[str, float, int]] = []
+    metrics: list[tuple[str, float, int]] = []
     if len(outcomes):
         counts = {"passed": outcomes == 1, "failed": outcomes == 0, "gaps": outcomes.isna()}
-        found += [(f"conformance/{word}", float(which.sum()), 0) for word, which in counts.items()]
+        metrics += [
+            (f"conformance/{word}", float(which.sum()), 0) for word, which in counts.items()
+        ]
     last = rows["trial"] == rows.groupby("block")["trial"].transform("max")
     numbers = rows[last & rows["value"].notna() & ~rows["metric"].isin(_MEANINGLESS_AS_ONE)]
     # The text of a number says which of two ways was measured.
@@ -210,11 +212,11 @@ def arm_metrics(rows: pd.DataFrame, sessions: int) -> list[tuple[str, float, int
         name = events.METRIC_CHARACTERS.sub("_", f"{metric}.{way}" if way else str(metric))
         values = own["value"].to_numpy(np.float64)
         if metric in SERIES:
-            found += [(name, value, step) for step, value in enumerate(values.tolist())]
-            found += [(f"{name}.p{q}", float(np.percentile(values, q)), 0) for q in (50, 95)]
+            metrics += [(name, value, step) for step, value in enumerate(values.tolist())]
+            metrics += [(f"{name}.p{q}", float(np.percentile(values, q)), 0) for q in (50, 95)]
         else:
-            found.append((name, float(_AS_ONE.get(str(metric), np.median)(values)), 0))
+            metrics.append((name, float(_AS_ONE.get(str(metric), np.median)(values)), 0))
     steps = numbers.loc[numbers["metric"] == "m2/step_ms", "value"]
     if steps.sum() > 0:
-        found.append(("m2/tokens_per_s", len(steps) * sessions / (steps.sum() / 1000.0), 0))
-    return found
+        metrics.append(("m2/tokens_per_s", len(steps) * sessions / (steps.sum() / 1000.0), 0))
+    return metrics

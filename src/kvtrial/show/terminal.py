@@ -25,38 +25,38 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _control(found: dict[str, Any]) -> str:
-    rate = found["tokens_per_s"]
+def _control(control: dict[str, Any]) -> str:
+    rate = control["tokens_per_s"]
     figure = "not measured" if rate is None else f"{rate:.2f} tokens/s, measured once"
-    return f"Control {found['candidate']} at {found['context']:,}: {figure}"
+    return f"Control {control['candidate']} at {control['context']:,}: {figure}"
 
 
-def _error_rates(found: dict[str, Any]) -> Any:
+def _error_rates(rates: dict[str, Any]) -> Any:
     """What the rule does under this run's noise, as a small table or the reason why there is none."""
-    if found["adopt_probability"] is None:
-        return Text(f"Error rates were not simulated: {found['reason']}")
+    if rates["adopt_probability"] is None:
+        return Text(f"Error rates were not simulated: {rates['reason']}")
     table = Table(
-        title=f"Chance of adopting {found['challenger']} (claim: at most "
-        f"{found['claim_familywise']:.1%} at {found['adopt_at']:.0%})",
+        title=f"Chance of adopting {rates['challenger']} (claim: at most "
+        f"{rates['claim_familywise']:.1%} at {rates['adopt_at']:.0%})",
         title_justify="left",
     )
     table.add_column("true improvement", justify="right")
     table.add_column("chance", justify="right")
     for improvement, chance, error in zip(
-        found["true_improvement"], found["adopt_probability"], found["standard_error"]
+        rates["true_improvement"], rates["adopt_probability"], rates["standard_error"]
     ):
         table.add_row(f"{improvement:.1%}", f"{chance:.2%} ± {error:.2%}")
     return table
 
 
-def _same_twice(found: dict[str, Any]) -> Text:
+def _same_twice(aa: dict[str, Any]) -> Text:
     """The A/A result in a line, the false adoptions that its noise implies in another."""
-    said = f"A/A, {found['candidate']} registered twice: {_ratio(found)}"
-    if found["ratio"] is None:
+    said = f"A/A, {aa['candidate']} registered twice: {_ratio(aa)}"
+    if aa["ratio"] is None:
         return Text(said)
-    said += f" over {found['n_blocks']} blocks; {_covers(found)}"
-    said += "; the rule " + ("ADOPTS an arm over itself" if found["adopts"] else "adopts neither")
-    implied = found["false_adoption"]
+    said += f" over {aa['n_blocks']} blocks; {_covers(aa)}"
+    said += "; the rule " + ("ADOPTS an arm over itself" if aa["adopts"] else "adopts neither")
+    implied = aa["false_adoption"]
     if implied["adopt_probability"] is None:
         return Text(f"{said}\nIts noise was not simulated: {implied['reason']}")
     chances = ", ".join(
@@ -68,8 +68,8 @@ def _same_twice(found: dict[str, Any]) -> Text:
     return Text(f"{said}\nChance of adopting under its noise, by true improvement: {chances}")
 
 
-def _covers(found: dict[str, Any]) -> str:
-    return "covers 1" if found["covers_1"] else "DOES NOT cover 1, as one run in twenty by chance"
+def _covers(aa: dict[str, Any]) -> str:
+    return "covers 1" if aa["covers_1"] else "DOES NOT cover 1, as one run in twenty by chance"
 
 
 def _attribution(rows: list[dict[str, Any]]) -> Table:
@@ -88,8 +88,8 @@ def _attribution(rows: list[dict[str, Any]]) -> Table:
         pair = f"{row['from']} → {row['to']}{labels.of_contrast(row)}"
         key: tuple[str, ...] = (row["id"], pair, what, row["shape"])
         lines.setdefault(key, {})[row["context"]] = "-" if row["ratio"] is None else _ratio(row)
-    for line, found in sorted(lines.items(), key=lambda one: (one[0][0], one[0][2] != "decode")):
-        table.add_row(*line, *(found.get(context, "") for context in contexts))
+    for line, ratios in sorted(lines.items(), key=lambda one: (one[0][0], one[0][2] != "decode")):
+        table.add_row(*line, *(ratios.get(context, "") for context in contexts))
     return table
 
 

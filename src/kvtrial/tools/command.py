@@ -22,10 +22,10 @@ class NoVerdict(layout.ConfigError):
 
 
 def _newest_verdict() -> Path:
-    found = sorted(paths.results_dir().glob("*/verdict.json"), key=lambda p: p.stat().st_mtime)
-    if not found:
+    verdicts = sorted(paths.results_dir().glob("*/verdict.json"), key=lambda p: p.stat().st_mtime)
+    if not verdicts:
         raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
-    return found[-1].parent
+    return verdicts[-1].parent
 
 
 def _run_dir(name: str | None) -> Path:
@@ -144,7 +144,7 @@ def models(args: argparse.Namespace) -> None:
     """kvtrial models"""
     from kvtrial.run import models as registry
 
-    for name, entry in registry.registered().items():
+    for name, entry in registry.entries().items():
         here = (paths.results_dir() / "models" / f"{name}.gguf").is_file()
         print(
             f"{name:28} {'here' if here else 'kvtrial fetch ' + name}\n    {entry.get('note', '')}"
@@ -164,15 +164,15 @@ def try_(args: argparse.Namespace) -> int:
     """kvtrial try NAME"""
     from kvtrial.tools import trying
 
-    found = trying.measure(
+    trial = trying.measure(
         args.name,
         model=args.model,
         against=args.against,
         context=args.context,
         count=args.blocks,
     )
-    _print(args.json, found, lambda: trying.render(found))
-    return 0 if trying.sound(found) else EXIT_FAILED
+    _print(args.json, trial, lambda: trying.render(trial))
+    return 0 if trying.sound(trial) else EXIT_FAILED
 
 
 def fleet(args: argparse.Namespace) -> None:
@@ -194,14 +194,14 @@ def cold(args: argparse.Namespace) -> int:
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
         task = bar.add_task(args.verb, total=None)
-        found = upkeep.look_after(
+        outcome = upkeep.look_after(
             args.verb,
             args.folder,
             args.keys,
             lambda done, to_do: bar.update(task, completed=done, total=to_do),
         )
-    _print(args.json, found, lambda: upkeep.render(found))
-    return 0 if upkeep.sound(found) else EXIT_FAILED
+    _print(args.json, outcome, lambda: upkeep.render(outcome))
+    return 0 if upkeep.sound(outcome) else EXIT_FAILED
 
 
 def _print(as_json: bool, document: Any, render: Callable[[], Any]) -> None:

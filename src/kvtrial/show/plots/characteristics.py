@@ -21,27 +21,27 @@ CAPTION = (
 
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     """One line an arrangement of the comparators."""
-    found = verdict["characteristics"]
-    if found["adopt_probability"] is None:
+    rates = verdict["characteristics"]
+    if rates["adopt_probability"] is None:
         return None
     drawn, (axis,) = style.figure()
-    improvements = [100 * x for x in found["true_improvement"]]
+    improvements = [100 * x for x in rates["true_improvement"]]
     for name, label, color, marker in (
         ("one_close", "one comparator close", "#D55E00", "o"),
         ("all_equal", "all comparators equal", "#0072B2", "s"),
     ):
         axis.errorbar(
             improvements,
-            found[name]["adopt_probability"],
-            yerr=[2 * error for error in found[name]["standard_error"]],
+            rates[name]["adopt_probability"],
+            yerr=[2 * error for error in rates[name]["standard_error"]],
             label=label,
             color=color,
             marker=marker,
             markersize=5,
             capsize=3,
         )
-    edge = 100 * found["adopt_at"]
-    claim = found["claim_familywise"]
+    edge = 100 * rates["adopt_at"]
+    claim = rates["claim_familywise"]
     axis.axvline(edge, color="#444444", linewidth=1, linestyle="--")
     axis.axhline(claim, color="#444444", linewidth=1, linestyle="--")
     axis.annotate(
@@ -53,7 +53,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     )
     axis.set_ylim(-0.03, 1.03)
     axis.set_xticks(improvements, [f"{x:+g}%" if x else "0%" for x in improvements])
-    axis.set_xlabel(f"true improvement of {found['challenger']} over the comparators")
-    axis.set_ylabel(f"chance of adopting ({found['simulations']:,} simulated runs)")
+    axis.set_xlabel(f"true improvement of {rates['challenger']} over the comparators")
+    axis.set_ylabel(f"chance of adopting ({rates['simulations']:,} simulated runs)")
     axis.legend(fontsize=8, loc="upper left")
     return drawn
