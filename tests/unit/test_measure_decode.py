@@ -441,9 +441,6 @@ def test_an_arm_that_raises_names_itself(run, monkeypatch):
     class Broken(Exception):
         pass
 
-    def attend(self, *args):
-        raise Broken("at step 40")
-
     real = block.opened
 
     @contextlib.contextmanager
@@ -452,7 +449,8 @@ def test_an_arm_that_raises_names_itself(run, monkeypatch):
             yield store, [_Raising(s) if name == "A2" else s for s in sessions]
 
     class _Raising(Dropping):
-        attend = attend
+        def attend(self, *args):
+            raise Broken("at step 40")
 
     monkeypatch.setattr(block, "opened", opened_broken)
     with pytest.raises(child.ArmFailed, match="Broken: at step 40") as failed:
@@ -603,7 +601,7 @@ def test_m1_measures_the_cells_of_one_session(run, arguments):
     assert rows.query("metric in ['failed', 'not_run']").empty
     times = rows.query("metric == 'm1/attention_ms'")
     assert set(times["context"]) == {48} and set(times["sessions"]) == {1}
-    assert (times.groupby(["candidate", "trial", "shape"]).size() == 3).all()
+    assert (times.groupby(["candidate", "trial", "shape"]).size() == rounds_of(ARMS, 3)).all()
     assert set(times["candidate"]) == set(ARMS)
     own = json.loads((run / "workload.json").read_text())["shape"]
     assert set(times["shape"]) == {
