@@ -38,13 +38,12 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from scipy.special import log_softmax
 
 from kvtrial import engine
 from kvtrial.candidates import get
 from kvtrial.contract import F32, I64, Capability, KVSession, KVStore, Profile
 from kvtrial.host import machine
-from kvtrial.measure import clock, kept, rotation
+from kvtrial.measure import clock, kept, parity, rotation
 from kvtrial.measure.accounts import Accounts, stood_still_ns
 from kvtrial.measure.child import Row, Spec, blamed, main, no_collection
 from kvtrial.measure.probes import Probes
@@ -104,23 +103,22 @@ class Arm:
 class Agreement:
     """How an arm's logits compare with the reference's at equal input, by round."""
 
+    shift: list[float] = field(default_factory=list)
     kld: list[float] = field(default_factory=list)
     top1: list[float] = field(default_factory=list)
-    shift: list[float] = field(default_factory=list)
 
     def add(self, ours: F32, theirs: F32) -> None:
-        """Logits (sessions, V) of one round; in float64, since FP32 sums over V would round."""
-        a, b = ours.astype(np.float64), theirs.astype(np.float64)
-        log_p, log_q = log_softmax(b, axis=1), log_softmax(a, axis=1)
-        self.kld.append(float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean()))
-        self.top1.append(float((a.argmax(axis=1) == b.argmax(axis=1)).mean()))
-        self.shift.append(float(np.abs(a - b).max()))
+        """Logits (sessions, V) of one round."""
+        shift, kld, top1 = parity.compare(ours, theirs).T
+        self.shift.append(float(shift.max()))
+        self.kld.append(float(kld.mean()))
+        self.top1.append(float(top1.mean()))
 
     def rows(self, name: str) -> list[Row]:
         """As events, one a round."""
         return [
             {"candidate": name, "metric": f"m2/logits_{what}", "index": index, "value": value}
-            for what in ("kld", "top1", "shift")
+            for what in ("shift", "kld", "top1")
             for index, value in enumerate(getattr(self, what))
         ]
 

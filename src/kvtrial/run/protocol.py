@@ -47,6 +47,8 @@ def _names(checked: dict[str, Any], source: str) -> None:
         ("known_answers.candidate", [checked["known_answers"]["candidate"]]),
         ("parity.baseline", [checked["parity"]["baseline"]]),
         *((f"sampling.pairs.{i}", pair) for i, pair in enumerate(checked["sampling"]["pairs"])),
+        ("parity.comparison", [checked["parity"]["comparison"]]),
+        ("parity.slow", checked["parity"]["slow"]),
         *((f"hypotheses.{h['id']}", [h["from"], h["to"]]) for h in checked["hypotheses"]),
     ]
     for key, names in named:

@@ -21,6 +21,9 @@ from typing import Any
 from kvtrial import candidates
 from kvtrial.cold import KINDS
 from kvtrial.contract import Capability, Profile
+from kvtrial.decision.parity import contexts
+from kvtrial.engine.config import ModelConfig
+from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import CHUNK
 from kvtrial.host import machine
 from kvtrial.host.files import write_text
@@ -30,7 +33,7 @@ from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan, cell_name
 from kvtrial.run.protocol import entrants
-from kvtrial.stages import m1, workload
+from kvtrial.stages import m1, parity, workload
 from kvtrial.stages.common import Cell, Stage
 from kvtrial.stages.progress import duration
 
@@ -44,6 +47,12 @@ ORACLE_S = 5e-6
 CRASH_S, COLD_BLOCK_S = 1.0, 6.0
 #: and what follows the measurements.
 VERDICT_S = 10.0
+#: Of a decoded step's attention: a position of the causal block form on all CPUs, but for scalar arms.
+BLOCK_FORM = 0.5
+#: Positions whose matrix products cost as much as those of a prompt, whose weights are read alike.
+POSITIONS_A_PROMPT = 64
+#: Prompts that are tried.
+PROMPTS = 4
 #: A step's part outside attention grows little with the sessions: weights are read once.
 BATCH_COST = 0.3
 #: Bytes of an element of K and its like of V: a block of Q8_0 has 34 for 32.
@@ -76,6 +85,8 @@ class Speed:
         Starting a measured process, and loading the model in it.
     probe_s : float
         One reading of the probes.
+    prompt_s : float
+        Prefilling a prompt of the parity check, and comparing.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -86,8 +97,8 @@ class Speed:
                 points.setdefault(key, {})[row.get("index", 0)] = row["value"]
         self.names = [name for metric, name in points if metric == "step_s"]
         self._curves = {key: Curve(found) for key, found in points.items()}
-        self.start_s, self.load_s, self.probe_s = (
-            self.of(metric)(0) for metric in ("start_s", "load_s", "probe_s")
+        self.start_s, self.load_s, self.probe_s, self.prompt_s = (
+            self.of(metric)(0) for metric in ("start_s", "load_s", "probe_s", "prompt_s")
         )
 
     def of(self, metric: str, name: str = "") -> Curve:
@@ -205,9 +216,13 @@ def stage_seconds(
     protocol: dict[str, Any],
     cells: list[Cell],
     per_block: dict[str, dict[str, float]],
+    trained: int,
     jobs: int,
 ) -> dict[str, float]:
-    """Stage → seconds; without ``workload`` and ``parity``. Nothing is taken to be void or extended."""
+    """Stage → seconds; without ``workload``. Nothing is taken to be void or extended.
+
+    ``trained`` is the model's trained length.
+    """
     m1_own = next(iter(per_block["m1"]), "").rpartition("-")[2]
 
     def m1_blocks(cell: str) -> int:
@@ -221,6 +236,7 @@ def stage_seconds(
             SamplingPlan.of_cell(protocol, cell).first * per_block["m2"][cell_name(cell)]
             for cell in cells
         ),
+        "parity": _parity_s(speed, protocol, cells, trained),
         "aa": protocol["known_answers"]["blocks"] * sum(per_block["aa"].values()),
         "control": sum(per_block["control"].values()),
         "direct_write": protocol["direct_write"]["blocks"]
@@ -232,6 +248,28 @@ def stage_seconds(
         / jobs,
     }
     return {stage: STAGE_S + s for stage, s in each.items()} | {"verdict": VERDICT_S}
+
+
+def _parity_s(speed: Speed, protocol: dict[str, Any], cells: list[Cell], trained: int) -> float:
+    """Seconds of the parity stage, but for its own start."""
+    rules = protocol["parity"]
+    names = [name for name in protocol["candidates"] if name in speed.names]
+    held = contexts({**protocol, "cells": cells})
+    total = (1 + len(held)) * (speed.start_s + speed.load_s)
+    total += rules["prompts"] * len(names) * speed.prompt_s
+    for context in held:
+        arms = [(name, parity.chunks(protocol, name, context, trained)) for name in names]
+        # The comparison is fed as much as whoever is compared over most.
+        most = max((count for _, count in arms), default=0)
+        arms = [(n, most if n == rules["comparison"] else c) for n, c in arms]
+        for name, count in arms:
+            positions = count * protocol["quality"]["chunk_tokens"]
+            attention = 1.0 if name in rules["slow"] else BLOCK_FORM
+            total += speed.of("arm_s", name)(context) + positions * (
+                attention * speed.of("attention_s", name)(context)
+                + speed.prompt_s / POSITIONS_A_PROMPT
+            )
+    return total
 
 
 def chunk(plan: workload.Plan) -> int:
@@ -248,7 +286,9 @@ def workload_seconds(speed: Speed, plan: workload.Plan, missing: list[int]) -> f
     )
 
 
-def calibrate(stage: Stage, plan: workload.Plan, missing: list[int]) -> Speed:
+def calibrate(
+    stage: Stage, plan: workload.Plan, missing: list[int], prompts: list[list[int]]
+) -> Speed:
     """Measure every candidate that runs, at the contexts that it is going to have; one that does not
     run is left out."""
     cells = plan.held(stage.cells())
@@ -267,6 +307,8 @@ def calibrate(stage: Stage, plan: workload.Plan, missing: list[int]) -> Speed:
         },
         "page_tokens": stage.protocol["page_tokens"],
         "probes": stage.protocol["probes"],
+        "baseline": stage.protocol["parity"]["baseline"],
+        "prompts": prompts[:PROMPTS],
         "prefill": prefill if missing else None,
     }
 
@@ -286,17 +328,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     args, rest = parser.parse_known_args(argv)
     stage = Stage.from_command_line("estimate", __doc__, rest)
+    prompts = parity.prompts(stage)
     plan = workload.Plan.of(stage)
     with exclusive(f"estimate of {stage.run_dir.name}"):
         start = time.monotonic()
         missing = plan.incomplete(stage.run_dir.parent)
         look_s = time.monotonic() - start
-        speed = calibrate(stage, plan, missing)
+        speed = calibrate(stage, plan, missing, prompts)
     cells = plan.held(stage.cells())
+    trained = ModelConfig.from_gguf(read_gguf(stage.gguf)).context_length
     per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, plan.shape))
     seconds = {
         "workload": STAGE_S + look_s + workload_seconds(speed, plan, missing),
-        **stage_seconds(speed, stage.protocol, cells, per_block, args.jobs),
+        **stage_seconds(speed, stage.protocol, cells, per_block, trained, args.jobs),
     }
     said = ", ".join(f"{name} {duration(s)}" for name, s in seconds.items())
     print(
