@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from kvtrial.measure.aliases import FIRST, PLANTED, SECOND
 from kvtrial.run import events, protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 REGISTERED = protocol.load(ROOT / "config" / "protocol.yaml")
+BLOCKS = REGISTERED["sampling"]["blocks"]
 PROFILES = {"K2": "fp16", "K5": "q8_0", "K2T": "fp16"}
 _TRANSPOSED = "paged, K transposed"
 LAYOUTS = {"K0": "flat", "A1": "flat", "K1T": _TRANSPOSED, "K3T": _TRANSPOSED, "K2T": _TRANSPOSED}
-#: Most trials here are from before these arms; one without times would leave them open.
-_LATER = ("K1T", "K3T", "K2T")
+#: Bytes of a position in all layers, by profile: a hidden size of 192 in 30 layers, K and V.
+ROW_BYTES = {"fp32": 46080.0, "fp16": 23040.0, "q8_0": 12240.0}
+CONTEXTS = (4096, 512, 16384)
+
+Arms = Mapping[str, Mapping[int, Sequence[float]]]
 
 
 def row(stage: str, metric: str, registration: dict[str, Any] = REGISTERED, **columns: Any) -> Any:
@@ -24,97 +30,196 @@ def row(stage: str, metric: str, registration: dict[str, Any] = REGISTERED, **co
     return events.event(metric, stage=stage, protocol_sha256=sha256, build_id="b" * 12, **columns)
 
 
-def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]]) -> pd.DataFrame:
+def with_rows(table: pd.DataFrame, rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """The table and further events."""
     return pd.concat([table, events.to_frame(rows)], ignore_index=True)
 
 
+def without(table: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    """The table without the events that have all of these values."""
+    gone = pd.Series(True, index=table.index)
+    for name, value in columns.items():
+        gone &= table[name] == value
+    return table[~gone]
+
+
 def trial(
-    step_ms: dict[str, dict[int, list[float]]],
+    step_ms: Arms,
     *,
     missing: dict[str, str] | None = None,
     not_built: dict[str, str] | None = None,
     failed_conformance: dict[str, str] | None = None,
-    bandwidth: dict[tuple[int, int], tuple[float, float]] | None = None,
     difference: dict[str, float] | None = None,
+    known: dict[str, Sequence[float]] | None = None,
     registration: dict[str, Any] = REGISTERED,
 ) -> pd.DataFrame:
-    """Events of a trial.
+    """Events of a complete trial.
 
-    ``step_ms``: candidate → context → one step time per block (ms). ``bandwidth``: (context, block) →
-    probe before and after, GB/s. ``difference``: candidate → of its logits from the reference's.
+    Parameters
+    ----------
+    step_ms : mapping
+        Candidate → context → one step time (ms) a block. A candidate that is not there was not built.
+    missing, not_built, failed_conformance : dict
+        Candidate → what it lacks, why it was not built, the conformance test that it failed.
+    difference : dict
+        Candidate → largest difference of a logit.
+    known : dict
+        Arm of the known answers → one step time a block; by default both answers are right.
     """
-    rows: list[dict[str, Any]] = []
-    later = {name: "not in this trial" for name in _LATER if name not in step_ms}
-    not_built = {**later, **(not_built or {})}
-
-    def add(stage: str, metric: str, **columns: Any) -> None:
-        rows.append({**common[stage], "metric": metric, **columns})
-
-    stages = ("run", "conformance", "parity", "m2")
-    common = {stage: row(stage, "", registration) for stage in stages}
-    for metric, text in (
-        ("run_id", "r1"),
-        ("model", "m"),
-        ("machine", "here"),
-        ("synthetic", "false"),
-        ("context_length", "8192"),
-        ("shape", "9q3kv"),
-    ):
-        add("run", f"run/{metric}", text=text)
-    names = registration["candidates"]
-    for name in names:
-        add("run", "candidate/profile", candidate=name, text=PROFILES.get(name, "fp32"))
-        add("run", "candidate/layout", candidate=name, text=LAYOUTS.get(name, "paged"))
-        add("run", "candidate/missing", candidate=name, text=(missing or {}).get(name, ""))
-        add("run", "candidate/not_built", candidate=name, text=(not_built or {}).get(name, ""))
-        if name in (not_built or {}):
+    not_built = {
+        **{n: "not in this trial" for n in registration["candidates"] if n not in step_ms},
+        **(not_built or {}),
+    }
+    common = row("", "", registration)
+    rows = [{**common, **own} for own in _run_rows(registration, missing or {}, not_built)]
+    for name in registration["candidates"]:
+        if name in not_built:
             continue
-        bad = (failed_conformance or {}).get(name)
-        add("conformance", "conformance/outcome", candidate=name, value=1.0, text="KvFine@P16")
-        if bad:
-            add("conformance", "conformance/outcome", candidate=name, value=0.0, text=bad)
-        values = {
-            "parity/positions": 16.0,
-            "parity/max_abs_logit_difference": (difference or {}).get(name, 1e-4),
-            "quality/kld": 1e-5,
-            "quality/worst_kld": 2e-5,
-            "quality/top1_agrees": 16.0,
-        }
-        for context, texts in ((0, 24), (512, 64), (4096, 64), (16384, 16)):
-            for index in range(texts):
-                for metric, value in values.items():
-                    add("parity", metric, candidate=name, context=context, index=index, value=value)
-        for step in range(64):
-            at = {"candidate": name, "context": 4096, "index": step}
-            add("parity", "quality/decode_kld", value=1e-5, **at)
-            add("parity", "quality/decode_top1_agrees", value=1.0, **at)
+        at = {**common, "stage": "conformance", "metric": "conformance/outcome", "candidate": name}
+        rows.append({**at, "value": 1.0, "text": "KvFine@P16"})
+        if bad := (failed_conformance or {}).get(name):
+            rows.append({**at, "value": 0.0, "text": bad})
+        given = (difference or {}).get(name, 1e-4)
+        rows += [{**common, **own} for own in _evidence_rows(registration, name, given)]
     for name, contexts in step_ms.items():
         for context, blocks in contexts.items():
-            at = {"candidate": name, "context": context, "block": 0}
-            add("m2", "m2/agreed_steps", value=float(registration["decode_steps"]), **at)
             for block, value in enumerate(blocks):
-                add("m2", "m2/step_ms", candidate=name, context=context, block=block, value=value)
-    for context, block in {
-        (c, b) for cs in step_ms.values() for c, bs in cs.items() for b in range(len(bs))
-    }:
-        before, after = (bandwidth or {}).get((context, block), (10.0, 10.0))
-        for index, value in enumerate((before, after)):
-            at = {"context": context, "block": block, "index": index}
-            add("m2", "probe/read_gb_per_s", value=value, **at)
-            add("m2", "probe/spin_ms", value=50.0, **at)
-    for stage in ("conformance", "parity", "m2"):
-        add(stage, "attempt/complete", value=1.0)
+                at = {"candidate": name, "context": context, "block": block}
+                rows += [{**common, **own, **at} for own in _arm_rows("m2", name, {0: value})]
+    (primary,) = [c["context"] for c in registration["cells"] if c["role"] == "primary"]
+    for name, values in _known(registration, known or {}).items():
+        for block, value in enumerate(values):
+            at = {"candidate": name, "context": primary, "block": block}
+            rows += [{**common, **own, **at} for own in _arm_rows("aa", name, {0: value})]
+    for stage in ("conformance", "parity", "m1", "aa", "m2"):
+        rows.append({**common, "stage": stage, "metric": "attempt/complete", "value": 1.0})
     return events.to_frame(rows)
 
 
-def flat(**ms: float | dict[int, list[float]]) -> dict[str, dict[int, list[float]]]:
-    """Candidate → the same step time in every block of the three contexts (12, 6 and 6 blocks)."""
+def _run_rows(
+    registration: dict[str, Any], missing: dict[str, str], not_built: dict[str, str]
+) -> list[dict[str, Any]]:
+    """What stage ``run`` says of the run and of each candidate."""
+    said = {
+        "run_id": "r1",
+        "model": "m",
+        "machine": "here",
+        "synthetic": "false",
+        "shape": "9q3kv",
+        "context_length": "32768",
+    }
+    rows = [{"stage": "run", "metric": f"run/{key}", "text": text} for key, text in said.items()]
+    for name in registration["candidates"]:
+        for key, text in (
+            ("profile", PROFILES.get(name, "fp32")),
+            ("layout", LAYOUTS.get(name, "paged")),
+            ("missing", missing.get(name, "")),
+            ("not_built", not_built.get(name, "")),
+        ):
+            at = {"stage": "run", "metric": f"candidate/{key}", "candidate": name}
+            rows.append({**at, "text": text})
+    return rows
+
+
+def _evidence_rows(
+    registration: dict[str, Any], name: str, difference: float
+) -> list[dict[str, Any]]:
+    """Parity and quality of one arm, right but for the largest ``difference`` of a logit.
+
+    The only place that knows what these events look like.
+    """
+    found: list[dict[str, Any]] = []
+    at: dict[str, Any] = {"candidate": name}
+    if "quality" not in registration:
+        at |= {"stage": "fp16_parity", "block": 0}
+        for step in range(520):
+            found.append({**at, "metric": "parity/token", "index": step, "value": float(step)})
+            if name == registration["parity"]["baseline"]:
+                found.append({**at, "metric": "parity/margin", "index": step, "value": 9.0})
+        found.append({**at, "metric": "parity/max_abs_logit_difference", "value": difference})
+        return found
+    at["stage"] = "parity"
+    rules, parity = registration["quality"], registration["parity"]
+
+    def add(metric: str, context: int, values: Sequence[float]) -> None:
+        for index, value in enumerate(values):
+            place = {"context": context, "index": index}
+            found.append({**at, **place, "metric": metric, "value": value})
+
+    add("parity/max_abs_logit_difference", 0, [difference] * parity["prompts"])
+    for context in CONTEXTS:
+        chunks = max(parity["chunks"], rules["chunks"])
+        add("parity/max_abs_logit_difference", context, [difference] * chunks)
+        add("parity/positions", context, [float(rules["chunk_tokens"])] * chunks)
+        if name in registration["decision"]["profiles"]:
+            add("quality/kld", context, [1e-5] * chunks)
+            add("quality/worst_kld", context, [1e-4] * chunks)
+            add("quality/top1_agrees", context, [float(rules["chunk_tokens"])] * chunks)
+    if name in registration["decision"]["profiles"]:
+        steps = rules["decode"]["steps"]
+        add("quality/decode_kld", rules["decode"]["context"], [1e-5] * steps)
+        add("quality/decode_top1_agrees", rules["decode"]["context"], [1.0] * steps)
+    return found
+
+
+def _known(registration: dict[str, Any], given: dict[str, Sequence[float]]) -> dict[str, Any]:
+    rules = registration["known_answers"]
+    right = {FIRST: 20.0, SECOND: 20.0, PLANTED: 20.0 * (1 + rules["planted"])}
+    return {**{arm: [ms] * rules["blocks"] for arm, ms in right.items()}, **given}
+
+
+def _arm_rows(stage: str, name: str, steps: Mapping[int, float]) -> list[dict[str, Any]]:
+    """What `kvtrial.measure.block` writes of one arm, whose timed rounds took ``steps`` (ms)."""
+    row_bytes = ROW_BYTES[PROFILES.get(name, "fp32")]
+    said: list[dict[str, Any]] = []
+    for index, value in steps.items():
+        said.append({"metric": "m2/step_ms", "index": index, "value": value})
+        said.append({"metric": "m2/attention_ms", "index": index, "value": value / 2})
+    for metric, number in (
+        ("rotation/stood_still_s", 0.0),
+        ("rotation/disk_faults", 0.0),
+        ("m2/tokens", float(len(steps))),
+        ("m2/output_error", 0.1),
+        ("m2/row_error", 0.0),
+        ("m2/by_slot", 1.0),
+        ("m2/row_bytes", row_bytes),
+    ):
+        said.append({"metric": metric, "value": number})
+    for metric in ("output_xxh3", "rows_xxh3"):
+        said.append({"metric": metric, "text": "a" * 32})
+    return [{"stage": stage, **own} for own in said]
+
+
+def arm_rows(
+    name: str,
+    steps: Mapping[int, float],
+    *,
+    stage: str = "m2",
+    registration: dict[str, Any] = REGISTERED,
+    **at: Any,
+) -> list[dict[str, Any]]:
+    """One arm of one block: round → milliseconds, and what else a block says of it."""
+    common = row(stage, "", registration)
+    return [{**common, **own, "candidate": name, **at} for own in _arm_rows(stage, name, steps)]
+
+
+def flat(**ms: float | Mapping[int, Sequence[float]]) -> dict[str, dict[int, list[float]]]:
+    """Candidate → the same step time in every block of the three contexts."""
     return {
-        name: value
-        if isinstance(value, dict)
-        else {4096: [value] * 12, 512: [value] * 6, 16384: [value] * 6}
+        name: {context: list(own) for context, own in value.items()}
+        if isinstance(value, Mapping)
+        else {context: [value] * BLOCKS for context in CONTEXTS}
         for name, value in ms.items()
+    }
+
+
+def at_contexts(
+    primary: float | Sequence[float], short: float | Sequence[float], long: float | Sequence[float]
+) -> dict[int, list[float]]:
+    """One arm's step times at 4,096, 512 and 16,384: a number is the same in every block."""
+    return {
+        context: [float(own)] * BLOCKS if isinstance(own, (int, float)) else list(own)
+        for context, own in zip(CONTEXTS, (primary, short, long))
     }
 
 
@@ -122,30 +227,20 @@ def scattered(**ms: float) -> dict[str, dict[int, list[float]]]:
     """Candidate → step times that scatter by a few percent over the blocks of the three contexts."""
     return {
         name: {
-            context: [value * (1 + 0.01 * (step * block % 5)) for block in range(blocks)]
-            for context, blocks in ((4096, 12), (512, 6), (16384, 6))
+            context: [value * (1 + 0.001 * (step * block % 5)) for block in range(BLOCKS)]
+            for context in CONTEXTS
         }
         for step, (name, value) in enumerate(ms.items(), start=1)
     }
 
 
 def block_rows(stage: str, metric: str, values: dict[str, list[float]], **at: Any) -> list[Any]:
-    """One value a block and arm of a measuring stage, on a quiet machine."""
-    blocks = len(next(iter(values.values())))
-    rows = [
-        row(stage, metric, candidate=name, block=b, value=v, **at)
-        for name, own in values.items()
-        for b, v in enumerate(own)
-    ]
-    if stage == "m2":
-        rows += [
-            row(stage, "m2/agreed_steps", candidate=name, block=0, value=64.0, **at)
-            for name in values
-        ]
-    rows += [
-        row(stage, probe, block=b, index=index, value=value, **at)
-        for probe, value in (("probe/read_gb_per_s", 10.0), ("probe/spin_ms", 50.0))
-        for b in range(blocks)
-        for index in (0, 1)
-    ]
+    """One value a block and arm of a measuring stage; of step times, what else a block says."""
+    rows: list[Any] = []
+    for name, own in values.items():
+        for block, value in enumerate(own):
+            if metric == "m2/step_ms":
+                rows += arm_rows(name, {0: value}, stage=stage, block=block, **at)
+            else:
+                rows.append(row(stage, metric, candidate=name, block=block, value=value, **at))
     return rows

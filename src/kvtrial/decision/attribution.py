@@ -114,7 +114,9 @@ def direct_write(
         found[name] = {
             "identical": len(sides) == 2 and sides[direct] == sides[append],
             "speed": speed,
-            "non_inferior": low is not None and math.log(low) >= edge,
+            "non_inferior": low is not None
+            and speed["n_blocks"] >= plan.first
+            and math.log(low) >= edge,
             "reserved_share": digits(float(slots.mean())) if len(slots) else None,
             "bytes_not_copied_per_token": digits(float(slots.mean() * row_bytes.median()))
             if len(slots) and len(row_bytes)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from kvtrial.decision import stats
 from kvtrial.measure import figures
-from kvtrial.measure.plan import SamplingPlan, cell_name
+from kvtrial.measure.plan import SamplingPlan, Seen, cell_name
 from kvtrial.run.protocol import cells as cells_of
 
 Cell = Mapping[str, Any]
@@ -75,16 +75,18 @@ class Measured:
             }
             for cell in self.cells
         }
-        self._described = m2[m2["metric"].isin(_DESCRIBED)]
-        self._attention_share = m2[m2["metric"] == "m2/attention_ms"]
+        self._medians = _by_arm(m2[m2["metric"].isin(_DESCRIBED)]).median().to_dict()
+        self._attention_total = _by_arm(m2[m2["metric"] == "m2/attention_ms"]).sum().to_dict()
         attention = rows[rows["metric"] == "m1/attention_ms"]
         self.shapes = sorted(set(attention["shape"]))
         self._attention = attention
 
+    def _threads(self, cell: Cell) -> int:
+        return self._usable_cpus if cell["threads"] == "all" else int(cell["threads"])
+
     def _of(self, rows: pd.DataFrame, cell: Cell) -> pd.DataFrame:
-        threads = self._usable_cpus if cell["threads"] == "all" else cell["threads"]
         same = (rows["context"] == cell["context"]) & (rows["sessions"] == cell["sessions"])
-        return rows[same & (rows["threads"] == threads)]
+        return rows[same & (rows["threads"] == self._threads(cell))]
 
     def plan(self, cell: Cell) -> SamplingPlan:
         """The cell's sampling plan."""
@@ -105,16 +107,34 @@ class Measured:
         ------
         InsufficientData
             Fewer valid blocks than the plan's first ones have both arms.
+        PairingError
+            A valid block lacks one of the arms: what is left is no sample that was planned.
         NonFinite
             A time that is no positive number; the message names the arms and the context.
         """
         where = f"{top} against {bottom} at {cell['context']}"
-        own = [block.log_speed(top, bottom) for _, block in sorted(self.blocks(cell).items())]
-        both = [log for log in own if log is not None]
+        blocks = sorted(self.blocks(cell).items())
+        own = {number: block.log_speed(top, bottom) for number, block in blocks}
+        lacking = [number for number, log in own.items() if log is None]
         try:
-            return stats.check(both, self.plan(cell).first)
+            logs = stats.check([log for log in own.values() if log is not None], self.plan(cell).first)
+            if lacking:
+                raise stats.PairingError(f"blocks {lacking} lack one of them; nothing is cut to fit")
         except stats.Unusable as problem:
             raise type(problem)(f"{where}: {problem}") from problem
+        return logs
+
+    def pair_logs(self, cell: Cell) -> dict[tuple[str, str], Logs]:
+        """Those of the plan's pairs that the cell's number of blocks rests on."""
+        blocks = [block for _, block in sorted(self.blocks(cell).items())]
+        return figures.pair_logs(blocks, self.plan(cell).pairs)
+
+    def short(self, cell: Cell) -> str | None:
+        """Why the cell's blocks are not those that its plan asks for, or None."""
+        valid, logs = self.blocks(cell).keys(), list(self.pair_logs(cell).values())
+        if self.plan(cell).next(Seen(valid, 0, logs)) is None:
+            return None
+        return f"{len(valid)} valid blocks; {self.plan(cell).planned(logs)} are registered"
 
     def tokens_per_s(self, cell: Cell, name: str) -> dict[int, float]:
         """Block → tokens/s, total over total; NaN where a step time means nothing."""
@@ -144,13 +164,12 @@ class Measured:
         found = interval_of(logs, self.plan(cell))
         medians = [b.median_log_speed(top, bottom) for b in self.blocks(cell).values()]
         median = float(np.mean([m for m in medians if m is not None]))
-        low, high = found["ci95"]
-        tail = None
-        if math.isfinite(median):
-            tail = top if math.exp(median) > high else bottom if math.exp(median) < low else None
+        _, low, high = (float(x) for x in self.plan(cell).bounds(logs))
+        slack = self._protocol["decision"]["relative_slack"]
+        tail = top if median > high + slack else bottom if median < low - slack else None
         return {
             **found,
-            "median_ratio": digits(math.exp(median)) if math.isfinite(median) else None,
+            "median_ratio": digits(stats.ratio_of(median)),
             "tail": tail,
             "drift_p": digits(stats.drift_p(logs, range(len(logs)))),
             "lag1": digits(stats.lag1(logs)),
@@ -180,14 +199,10 @@ class Measured:
             row[f"step_ms_{label}"], row[f"step_ms_{label}_ci95"] = self._over_blocks(
                 quantiles, cell
             )
-        own = self._of(self._described, cell)
-        own = own[own["candidate"] == name]
+        at = (cell["context"], cell["sessions"], self._threads(cell), name)
         for metric, key in _DESCRIBED.items():
-            values = own.loc[own["metric"] == metric, "value"]
-            row[key] = digits(float(values.median())) if len(values) else None
-        shares = self._of(self._attention_share, cell)
-        spent = float(shares.loc[shares["candidate"] == name, "value"].sum())
-        total = math.fsum(steps)
+            row[key] = digits(self._medians.get((*at, metric)))
+        spent, total = self._attention_total.get((*at, "m2/attention_ms"), 0.0), math.fsum(steps)
         row["attention_share"] = digits(spent / total) if total > 0 else None
         return row
 
@@ -218,6 +233,11 @@ _DESCRIBED = {
 }
 
 
+def _by_arm(rows: pd.DataFrame) -> Any:
+    """Values by (context, sessions, threads, arm, metric)."""
+    return rows.groupby(["context", "sessions", "threads", "candidate", "metric"])["value"]
+
+
 def _rate(steps: list[float], sessions: int) -> float:
     try:
         return stats.tokens_per_s(steps, sessions)
@@ -226,8 +246,11 @@ def _rate(steps: list[float], sessions: int) -> float:
 
 
 def interval_of(logs: Logs, plan: SamplingPlan, confidence: float | None = None) -> dict[str, Any]:
-    """``ratio``, ``ci95`` (of the plan's confidence, or of another) and ``n_blocks`` of log ratios."""
-    mean, low, high = (digits(math.exp(float(x))) for x in plan.bounds(logs, confidence))
+    """``ratio``, ``ci95`` (of the plan's confidence, or of another) and ``n_blocks`` of log ratios.
+
+    A bound past the largest float is None.
+    """
+    mean, low, high = (digits(stats.ratio_of(float(x))) for x in plan.bounds(logs, confidence))
     return {"ratio": mean, "ci95": [low, high], "n_blocks": int(logs.size)}
 
 

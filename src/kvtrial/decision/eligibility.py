@@ -63,6 +63,11 @@ class Reasons(Mapping[str, Sequence[Reason]]):
         """Whether it is in the trial at all: only who is not is left out of what has to be beaten."""
         return all(reason.why is not Why.NOT_BUILT for reason in self._of[name])
 
+    def to_beat(self, incumbents: Sequence[str]) -> list[str]:
+        """Those of the incumbents that a challenger has to beat: all that are built, but for controls."""
+        left_out = {Why.NOT_BUILT, Why.CONTROL}
+        return [n for n in incumbents if all(r.why not in left_out for r in self._of[n])]
+
     def doubts(self, name: str) -> list[Reason]:
         """Reasons that put its own figures in doubt; a lack or a control's role does not."""
         return [reason for reason in self._of[name] if reason.why not in _NO_DOUBT]
@@ -96,8 +101,9 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any], parity: dict[str, Any]
         if roles.get(name) == CONTROL or name not in protocol["candidates"]:
             mine.append(Reason(Why.CONTROL, "measured, never to win"))
         own = outcomes[outcomes["candidate"] == name]
-        if own.empty:
-            mine.append(Reason(Why.CONFORMANCE, "not run"))
+        if not (own["value"] == 1).any():
+            said = "not run" if own.empty else "no test was passed"
+            mine.append(Reason(Why.CONFORMANCE, said))
         for test in sorted(own.loc[own["value"] == 0, "text"]):
             mine.append(Reason(Why.CONFORMANCE, f"{test} failed"))
         if missing.get(name):

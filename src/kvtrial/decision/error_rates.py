@@ -85,13 +85,7 @@ def of_run(
         for cell in rule.judged_cells(protocol):
             plan = measured.plan(cell)
             logs = np.stack([measured.logs(cell, challenger, name) for name in incumbents])
-            # A pair that lacks a block has no say in the run's extension either.
-            pairs = [
-                measured.logs(cell, top, bottom)
-                for top, bottom in plan.pairs
-                if measured.has(cell, top) and measured.has(cell, bottom)
-            ]
-            pairs = [own for own in pairs if own.size == logs.shape[1]]
+            pairs = list(measured.pair_logs(cell).values())
             stacked = np.stack(pairs) if pairs else np.empty((0, logs.shape[1]))
             void = trials.void_rate("m2", cell_name(cell))
             cells.append(CellNoise(cell_name(cell), cell["role"], plan, logs, stacked, void))

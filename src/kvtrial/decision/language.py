@@ -78,8 +78,8 @@ def decide(
     if open_because is not None:
         return Answer(INCONCLUSIVE, open_because)
     decision = protocol["decision"]
-    built = [name for name in decision["incumbents"] if reasons.built(name)]
-    for name in built:
+    incumbents = reasons.to_beat(decision["incumbents"])
+    for name in incumbents:
         if doubts := reasons.doubts(name):
             return Answer(
                 INCONCLUSIVE,
@@ -102,10 +102,10 @@ def decide(
     )
     challenger = next((n for n in decision["challengers"] if reasons.eligible(n)), None)
     if challenger is None:
-        said.append(f"No Rust arm was in the trial. Cython stays, by {stays}")
+        said.append(f"No Rust arm can win. Cython stays, by {stays}")
         return replace(kept, reason=". ".join(said))
     try:
-        tested = _test(challenger, built, stays, measured, layouts, protocol)
+        tested = _test(challenger, incumbents, stays, measured, layouts, protocol)
     except stats.Unusable as problem:
         return Answer(INCONCLUSIVE, ". ".join([*said, str(problem)]), challenger=challenger)
     said.append(tested.reason)
@@ -132,7 +132,8 @@ def staying(measured: Measured, reasons: Reasons, protocol: dict[str, Any]) -> s
     """Which Cython FP32 arm stays: the registered reference, unless another one is better by its interval.
 
     Another one has to be better than the reference in the primary cell by an interval that excludes 1, and to
-    pass the vetoes: an answer by point estimates would flip with the noise.
+    pass the vetoes: an answer by point estimates would flip with the noise. Where the reference can't stay, the
+    first registered one that can is in its place.
 
     Raises
     ------
@@ -140,10 +141,10 @@ def staying(measured: Measured, reasons: Reasons, protocol: dict[str, Any]) -> s
         A pair has too few blocks, or a time that means nothing.
     """
     decision = protocol["decision"]
-    reference = decision["reference"]
     can_stay = [name for name in decision["incumbents"] if reasons.eligible(name)]
-    if reference not in can_stay:
-        return can_stay[0] if len(can_stay) == 1 else None
+    if not can_stay:
+        return None
+    reference = decision["reference"] if decision["reference"] in can_stay else can_stay[0]
     better = {}
     for name in can_stay:
         if name == reference:
@@ -151,7 +152,7 @@ def staying(measured: Measured, reasons: Reasons, protocol: dict[str, Any]) -> s
         cells = _bounds(name, [reference], measured, protocol)
         (_, primary), *vetoes = cells
         vetoed = [not rule.passes(role, own, decision).all() for role, own in vetoes]
-        if primary.low[0] > 0 and not any(vetoed):
+        if primary.low[0] > decision["relative_slack"] and not any(vetoed):
             better[name] = float(primary.mean[0])
     return max(better, key=lambda n: better[n]) if better else reference
 
@@ -192,6 +193,7 @@ def _test(
     )
     tested = Answer(KEEP, "", challenger=challenger, against=against)
     edge = math.log1p(decision["adopt_lower_bound"])
+    reached = edge - decision["relative_slack"]
     at_least = f"{1 + decision['adopt_lower_bound']:.2f}"
     allowed = f"{decision['veto_regression']:.0%}"
     veto_said = [
@@ -224,7 +226,7 @@ def _test(
         f"{challenger} runs at {shown['ratio']:.3f}x the speed of {name}{note} at {cells[0]['context']} "
         f"positions (95% interval {low:.3f} to {high:.3f}, {shown['n_blocks']} blocks)"
     ]
-    out = [n for i, n in enumerate(incumbents) if primary.high[i] < edge]
+    out = [n for i, n in enumerate(incumbents) if primary.high[i] < reached]
     if out or veto_said:
         kind, more = RULED_OUT, None
         if out:
@@ -233,7 +235,7 @@ def _test(
             said.append(f"it is worse by more than {allowed} elsewhere: {', '.join(veto_said)}")
     else:
         kind = NOT_SHOWN
-        needs = [n for i, n in enumerate(incumbents) if primary.low[i] < edge]
+        needs = [n for i, n in enumerate(incumbents) if primary.low[i] < reached]
         counts = [plan.more_blocks(logs[n], edge) for n in needs]
         known = [count for count in counts if count is not None]
         more = max(known) if len(known) == len(counts) else None

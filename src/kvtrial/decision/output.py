@@ -21,6 +21,8 @@ _BOUNDED = {
     "m2/output_error": "a timed output is {:.3g} times its error bound off the oracle",
     "m2/row_error": "a row that was handed in comes back {:.3g} times its storage bound off",
 }
+#: What a block says of every arm whose steps it timed.
+_STEP, _EVIDENCE = "m2/step_ms", ("m2/output_error", "m2/row_error", "output_xxh3", "rows_xxh3")
 _SAME_BYTES = {"output_xxh3": "logits", "rows_xxh3": "rows"}
 
 
@@ -39,6 +41,17 @@ def reasons(events: pd.DataFrame) -> dict[str, list[str]]:
     """Candidate → what was wrong with its output in timed runs; only those where something was."""
     found: dict[str, list[str]] = {}
     timed = events[events["stage"].isin(["m1", "m2"])]
+    decodes = timed[timed["stage"] == "m2"]
+    places = {
+        metric: set(zip(*(own[key] for key in [*_KEYS, "block"])))
+        for metric, own in decodes.groupby("metric")
+        if metric in (_STEP, *_EVIDENCE)
+    }
+    for metric in _EVIDENCE:
+        bare = places.get(_STEP, set()) - places.get(metric, set())
+        for name, *cell in sorted({place[:-1] for place in bare}):
+            text = f"m2 at {_where(cell)}: timed steps without {metric}; nothing is shown"
+            found.setdefault(str(name), []).append(text)
     for metric, text in _BOUNDED.items():
         own = timed[timed["metric"] == metric]
         for (name, *cell), errors in own.groupby(_KEYS)["value"]:

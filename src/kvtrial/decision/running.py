@@ -41,14 +41,16 @@ def decide(
     confidence = 1 - (1 - decision["confidence"]) / max(1, len(names))
     fp32: str = language.adopted or decision["reference"]
     base = {"confidence": digits(confidence), "fp32_store": fp32}
-    rows = {
-        name: _row(
+    rows, unknown = {}, []
+    for name in [fp32, *names]:
+        rows[name], problem = _row(
             name, fp32, measured, reasons, quality, layouts, profile_of, protocol, confidence
         )
-        for name in [fp32, *names]
-    }
+        unknown += [problem] if problem is not None else []
     if open_because is None and (doubts := reasons.doubts(fp32)):
         open_because = f"{fp32} is in doubt: {'; '.join(map(str, doubts))}"
+    if open_because is None and unknown:
+        open_because = "; ".join(unknown)
     if open_because is not None:
         return {
             **base,
@@ -79,8 +81,11 @@ def _row(
     profile_of: dict[str, str],
     protocol: dict[str, Any],
     confidence: float,
-) -> dict[str, Any]:
-    """A line of the profile table: speed, bytes, quality, and why it is not what to run."""
+) -> tuple[dict[str, Any], str | None]:
+    """A line of the profile table: speed, bytes, quality, and why it is not what to run.
+
+    And why it is not known whether it is, where speed alone is what is missing.
+    """
     decision = protocol["decision"]
     cells = rule.judged_cells(protocol)
     arms = {cell["context"]: measured.arm(cell, name) or {} for cell in cells}
@@ -102,7 +107,12 @@ def _row(
         "why_not": [],
     }
     if name == fp32:
-        return row
+        try:
+            for cell in cells:
+                measured.logs(cell, name, name)
+        except stats.Unusable as problem:
+            return row, str(problem)
+        return row, None
     why = [str(reason) for reason in reasons[name]]
     if not evidence["shown"]:
         why += evidence["reasons"] or ["quality: not shown"]
@@ -114,7 +124,7 @@ def _row(
             bounds.append((cell["role"], plan.bounds(logs[None, :], confidence)))
             shown[str(cell["context"])] = interval_of(logs, plan, confidence)
     except stats.Unusable as problem:
-        return {**row, "why_not": [*why, f"speed: {problem}"]}
+        return {**row, "why_not": [*why, f"speed: {problem}"]}, None if why else str(problem)
     row["against_fp32"] = shown
     for cell, (role, own) in zip(cells, bounds):
         if bool(rule.passes(role, own, decision, "run_lower_bound").all()):
@@ -126,7 +136,7 @@ def _row(
             else f"at most {decision['veto_regression']:.0%} slower is allowed"
         )
         why.append(f"speed: {ratio:.3f}x {fp32} at {cell['context']} (from {low:.3f}); {needed}")
-    return {**row, "why_not": why, "passes": not why}
+    return {**row, "why_not": why, "passes": not why}, None
 
 
 def _fewest_bytes(
@@ -162,8 +172,9 @@ def _said(chosen: str, fp32: str, rows: dict[str, dict[str, Any]], names: list[s
     row = rows[chosen]
     context, shown = next(iter(row["against_fp32"].items()))
     low, high = shown["ci95"]
-    share = row["bytes_per_token"] / rows[fp32]["bytes_per_token"]
+    ours, theirs = row["bytes_per_token"], rows[fp32]["bytes_per_token"]
+    share = f" with {ours / theirs:.0%} of its bytes" if ours and theirs else ""
     return (
         f"{chosen} ({row['profile']}) decodes {shown['ratio']:.2f}x as fast as {fp32} at {context} positions "
-        f"({low:.2f} to {high:.2f}) with {share:.0%} of its bytes, and its quality is shown"
+        f"({low:.2f} to {high:.2f}){share}, and its quality is shown"
     )

@@ -8,6 +8,7 @@ ratio's exponential is the estimate. What is valid for a registered cell is its 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,14 @@ class Interval:
     low: float
     high: float
     n: int
+
+
+def ratio_of(log: float) -> float:
+    """exp(log); infinite, never an error, where that is no float: a bound may lie anywhere."""
+    return math.exp(log) if log < _LARGEST_LOG else math.inf
+
+
+_LARGEST_LOG = math.log(sys.float_info.max)
 
 
 def tokens_per_s(step_ms: Sequence[float] | Logs, tokens_per_step: int = 1) -> float:
@@ -103,7 +112,7 @@ def t_interval(log_ratios: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     """Two-sided t interval of the mean log ratio, as ratios. Constant input gives [x, x]."""
     values = check(log_ratios)
     plan = SamplingPlan(first=values.size, most=values.size, confidence=confidence)
-    mean, low, high = (math.exp(float(x)) for x in plan.bounds(values))
+    mean, low, high = (ratio_of(float(x)) for x in plan.bounds(values))
     return Interval(mean, low, high, values.size)
 
 
@@ -120,7 +129,7 @@ def welch_interval(top: npt.ArrayLike, bottom: npt.ArrayLike, confidence: float 
     if (variance := sum(shares)) > 0:
         freedom = variance**2 / sum(v * v / (s.size - 1) for v, s in zip(shares, sides))
         half = t_quantile(freedom, confidence) * math.sqrt(variance)
-    low, ratio, high = (math.exp(x) for x in (difference - half, difference, difference + half))
+    low, ratio, high = (ratio_of(x) for x in (difference - half, difference, difference + half))
     return Interval(ratio, low, high, min(side.size for side in sides))
 
 

@@ -102,6 +102,9 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
             f"events carry protocol {strange[0][:12]}, the protocol given is {protocol_sha256[:12]}; a "
             "run never mixes protocols: decide each run with its own protocol.json"
         )
+    # Plain strings: slices of Arrow's are what would take the time.
+    texts = events.select_dtypes("string").columns
+    events = events.astype(dict.fromkeys(texts, object))
     facts = _run_facts(events)
     chosen, attempts = validity.first_complete_attempts(events)
     trials = validity.judge(chosen, protocol)
@@ -111,7 +114,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
     quality_result = quality.judge(chosen, protocol)
     reasons = eligibility.judge(chosen, protocol, parity_result)
     known = known_answers.of_run(trials, protocol)
-    open_because = _open(chosen, attempts, trials, known, protocol)
+    open_because = _open(chosen, attempts, trials, measured, known, protocol)
     profile_of = _texts(chosen, "candidate/profile")
     hot = language.decide(measured, reasons, layouts, protocol, open_because)
     decision = protocol["decision"]
@@ -139,7 +142,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
             measured,
             trials,
             next((n for n in decision["challengers"] if reasons.eligible(n)), None),
-            [n for n in decision["incumbents"] if reasons.built(n)],
+            reasons.to_beat(decision["incumbents"]),
             protocol,
         ),
         "parity": parity_result,
@@ -180,6 +183,7 @@ def _open(
     events: pd.DataFrame,
     attempts: dict[str, Any],
     trials: validity.Judged,
+    measured: Measured,
     known: dict[str, Any],
     protocol: dict[str, Any],
 ) -> str | None:
@@ -192,6 +196,9 @@ def _open(
     for stage in NEEDED:
         if not attempts.get(stage, {}).get("complete"):
             return f"stage {stage} has no complete attempt"
+    for cell in rule.judged_cells(protocol):
+        if (why := measured.short(cell)) is not None:
+            return f"context {cell['context']} can't be decided: {why}"
     fault: str | None = known["fault"]
     return fault
 

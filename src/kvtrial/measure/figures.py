@@ -86,16 +86,31 @@ class Block:
         return figure(np.array(pairs, np.float64)) if pairs else None
 
 
+def pair_logs(
+    blocks: Sequence[Block], pairs: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], np.ndarray]:
+    """Log ratios (blocks,) of those pairs that every block has, and whose times all mean something."""
+    found = {pair: [block.log_speed(*pair) for block in blocks] for pair in pairs}
+    return {
+        pair: np.array(logs, np.float64)
+        for pair, logs in found.items()
+        if logs and all(log is not None and math.isfinite(log) for log in logs)
+    }
+
+
 def _of_totals(pairs: np.ndarray) -> float:
+    if not _mean_something(pairs):
+        return math.nan
     top, bottom = pairs.sum(axis=0)
-    return _log(bottom) - _log(top)
+    return math.log(bottom) - math.log(top)
 
 
 def _of_rounds(pairs: np.ndarray) -> float:
-    if not (np.isfinite(pairs).all() and (pairs > 0).all()):
+    if not _mean_something(pairs):
         return math.nan
     return float(np.median(np.log(pairs[:, 1]) - np.log(pairs[:, 0])))
 
 
-def _log(value: float) -> float:
-    return math.log(value) if math.isfinite(value) and value > 0 else math.nan
+def _mean_something(pairs: np.ndarray) -> bool:
+    """Whether each single time is a positive number: a sum would hide one that is not."""
+    return bool(np.isfinite(pairs).all() and (pairs > 0).all())

@@ -153,13 +153,12 @@ class SamplingPlan:
                 again=True,
             )
         number = next(n for n in range(len(seen.valid) + 1) if n not in seen.valid)
-        if number < self.first:
-            return number
-        own = [logs for logs in seen.logs if len(logs) >= self.first]
-        stacked = (
-            np.stack([logs[: self.first] for logs in own]) if own else np.empty((0, self.first))
-        )
-        return number if number < int(self.wanted(stacked)) else None
+        return number if number < self.planned(seen.logs) else None
+
+    def planned(self, logs: Sequence[Logs]) -> int:
+        """How many blocks there are to be, by what `Seen` holds; the first ones until they are all there."""
+        own = [pair[: self.first] for pair in logs if len(pair) >= self.first]
+        return int(self.wanted(np.stack(own) if own else np.empty((0, self.first))))
 
     def bounds(self, logs: Logs, confidence: float | None = None) -> Bounds:
         """Mean and interval over the last axis, of blocks in their order.

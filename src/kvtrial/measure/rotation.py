@@ -128,4 +128,6 @@ def groups(
             left = room - base
         found[-1].append(name)
         left -= needed[name]
-    return [[name for name in arms if name in {*fixed, *group}] for group in found or [[]]]
+    if not found and fixed:
+        found = [[]]  # the anchors alone
+    return [[name for name in arms if name in {*fixed, *group}] for group in found]

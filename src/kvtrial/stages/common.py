@@ -419,13 +419,7 @@ class CellRun:
             for _, table in sorted(self.valid.items())
             for steps in figures.steps(table).values()
         ]
-        return {
-            (top, bottom): np.array(own)
-            for top, bottom in self.plan.pairs
-            if (own := [log for b in blocks if (log := b.log_speed(top, bottom)) is not None])
-            and len(own) == len(blocks)
-            and np.isfinite(own).all()
-        }
+        return figures.pair_logs(blocks, self.plan.pairs)
 
     def run(self, number: int) -> str | None:
         """Run a block, keep its rows, and say why it is void, or None."""
