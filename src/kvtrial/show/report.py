@@ -18,7 +18,7 @@ from kvtrial.host import paths
 from kvtrial.host.files import write_text
 from kvtrial.run import protocol as registered
 from kvtrial.run.layout import DEFAULT_MODEL
-from kvtrial.show import plots
+from kvtrial.show import answers, plots, terminal
 
 
 def deciding(verdict: dict[str, Any], events: pd.DataFrame) -> pd.DataFrame:
@@ -67,7 +67,7 @@ def _number(value: float | None, places: int = 2) -> str:
 
 def _span(bounds: list[float | None] | None) -> str:
     """Bounds behind their estimate, or nothing where there are too few blocks for them."""
-    return "" if bounds is None else f" [{_number(bounds[0])}, {_number(bounds[1])}]"
+    return "" if bounds is None else f" [{', '.join(map(answers.significant, bounds))}]"
 
 
 def _conformance(events: pd.DataFrame) -> dict[str, Any]:
@@ -130,7 +130,10 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
     protocol = json.loads((run_dir / "protocol.json").read_text(encoding="utf-8"))
     manifest = json.loads((run_dir / "manifest.json").read_text(encoding="utf-8"))
     peers = _peers(run_dir)
-    drawn = draw_figures({**verdict, "peers": peers}, events, run_dir / "figures")
+    # Figures are told what the verdict does not hold: the rules' limits, and other engines.
+    told = {**verdict, "peers": peers, "decision": protocol["decision"]}
+    drawn = draw_figures(told, events, run_dir / "figures")
+    arms = answers.arms(verdict)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kvtrial.show", "templates"),
         autoescape=True,
@@ -139,6 +142,12 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
     page = environment.get_template("report.html").render(
         v=verdict,
         p=protocol,
+        store=answers.store(verdict),
+        answers=answers.of_verdict(verdict),
+        arms=arms,
+        away=[arm for arm in arms if not arm.rates and arm.state],
+        contexts=answers.contexts(verdict),
+        primary=answers.primary_context(verdict),
         figures=[
             {
                 "stem": stem,
@@ -159,6 +168,11 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         yes=lambda true: "yes" if true else "no",
         num=_number,
         span=_span,
+        sig=answers.significant,
+        ratio=answers.interval,
+        covers=terminal.covers,
+        small=lambda value: "" if value is None else f"{value:.3g}",
+        share=lambda value: "" if value is None else f"{value:.2%}",
         pct=lambda share: f"{share:.0%}",
     )
     path = run_dir / "report.html"

@@ -13,27 +13,30 @@ SECTION = "error rates"
 TITLE = "How often the rule would adopt"
 CAPTION = (
     "Chance that the whole procedure adopts a challenger of a given true improvement, simulated with the "
-    "noise that this run showed (bars: two Monte Carlo standard errors). One comparator close and the "
-    "rest far slower is the worst case for errors; all comparators equally fast, the worst for power. "
-    "Dashed: the improvement that adopts, and the chance claimed there."
+    "noise that this run showed (bars: two Monte Carlo standard errors). As measured: the improvement is over "
+    "the fastest incumbent, and the others are as far behind it as they were. All equal: over every incumbent "
+    "alike. Dashed: the improvement that adopts, and the chance claimed there."
+)
+
+_WAYS = (
+    ("as_measured", "incumbents as measured", "#D55E00", "o"),
+    ("all_equal", "all incumbents equal", "#0072B2", "s"),
 )
 
 
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
-    """One line an arrangement of the comparators."""
-    found = verdict["characteristics"]
-    if found["adopt_probability"] is None:
+    """One line an arrangement of the incumbents."""
+    found = verdict["error_rates"]
+    if found["arrangements"] is None:
         return None
     drawn, (axis,) = style.figure()
     improvements = [100 * x for x in found["true_improvement"]]
-    for name, label, color, marker in (
-        ("one_close", "one comparator close", "#D55E00", "o"),
-        ("all_equal", "all comparators equal", "#0072B2", "s"),
-    ):
+    for name, label, color, marker in _WAYS:
+        own = found["arrangements"][name]
         axis.errorbar(
             improvements,
-            found[name]["adopt_probability"],
-            yerr=[2 * error for error in found[name]["standard_error"]],
+            own["adopt_probability"],
+            yerr=[2 * error for error in own["standard_error"]],
             label=label,
             color=color,
             marker=marker,
@@ -41,7 +44,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
             capsize=3,
         )
     edge = 100 * found["adopt_at"]
-    claim = found["claim_familywise"]
+    claim = found["claim"]
     axis.axvline(edge, color="#444444", linewidth=1, linestyle="--")
     axis.axhline(claim, color="#444444", linewidth=1, linestyle="--")
     axis.annotate(
@@ -52,8 +55,9 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         fontsize=8,
     )
     axis.set_ylim(-0.03, 1.03)
-    axis.set_xticks(improvements, [f"{x:+g}%" if x else "0%" for x in improvements])
-    axis.set_xlabel(f"true improvement of {found['challenger']} over the comparators")
+    labels = [f"{x:+g}%" if x else "0%" for x in improvements]
+    axis.set_xticks(improvements, labels, fontsize=8)
+    axis.set_xlabel(f"true improvement of {found['challenger']} over the incumbents")
     axis.set_ylabel(f"chance of adopting ({found['simulations']:,} simulated runs)")
     axis.legend(fontsize=8, loc="upper left")
     return drawn
