@@ -85,17 +85,19 @@ def generate(args: argparse.Namespace) -> None:
         model=args.model,
         tokens=args.tokens,
         store=args.store,
+        profile=args.profile,
         threads=args.threads,
         cold=args.cold,
     )
     for piece in made:
         print(piece, end="", flush=True)
     print()
-    if (rate := made.tokens_per_s) is not None:
-        print(
-            f"{made.made} tokens, {rate:.1f} tokens/s with {made.store}",
-            file=sys.stderr,
-        )
+    rate = made.tokens_per_s
+    print(
+        f"{made.made} tokens" + (f", {rate:.1f} tokens/s" if rate is not None else ""),
+        f"with {made.store} ({made.profile.upper()}; {made.why})",
+        file=sys.stderr,
+    )
     if (known := made.restored) is not None:
         print(
             f"{known.tokens} tokens of the prompt restored in {known.restore_ms:.1f} ms instead of "
@@ -135,7 +137,9 @@ def candidates(args: argparse.Namespace) -> None:
         elif name in selected.retired:
             state = f"retired by {selected.run_id}"
         elif name == selected.default:
-            state = "default"
+            state = f"default: {selected.origin}" if selected.run_id else "default"
+        elif name == selected.fp32:
+            state = 'default with profile="fp32"'
         table.add_row(name, candidate.title, candidate.profile.value, candidate.language, state)
     Console().print(table)
 
@@ -265,6 +269,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
     sub.add_argument("--tokens", type=int, default=64, help="tokens to make")
     sub.add_argument("--store", help="a candidate; by default the adopted one")
+    sub.add_argument("--profile", help="without --store: fp32, or the adopted store's own profile")
     sub.add_argument(
         "--cold",
         type=Path,
