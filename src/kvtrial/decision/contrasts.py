@@ -199,7 +199,10 @@ class Measured:
             "tokens_per_s_ci95": self._over_blocks(rates, cell)[1],
         }
         for label, share in (("p50", 0.50), ("p95", 0.95)):
-            quantiles = [float(np.quantile(own, share)) for own in blocks.values()]
+            quantiles = [
+                float(np.quantile(own, share)) if np.isfinite(own).all() else math.nan
+                for own in blocks.values()
+            ]
             row[f"step_ms_{label}"], row[f"step_ms_{label}_ci95"] = self._over_blocks(
                 quantiles, cell
             )

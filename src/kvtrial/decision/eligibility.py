@@ -89,8 +89,11 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any], parity: dict[str, Any]
     not_built = _texts(events, "candidate/not_built")
     missing = _texts(events, "candidate/missing")
     roles = _texts(events, "candidate/role")
-    outcomes = events[events["metric"] == "conformance/outcome"]
-    failed_rows = events[events["metric"].isin(["failed", "not_run"])]
+    outcomes = _by_candidate(events, "conformance/outcome")
+    failures: dict[str, list[tuple[str, str]]] = {}
+    for metric in ("failed", "not_run"):
+        for name, rows in _by_candidate(events, metric).items():
+            failures.setdefault(name, []).extend(zip(rows["stage"], rows["text"]))
     wrong_output = output.reasons(events)
     found: dict[str, list[Reason]] = {}
     for name in entrants(protocol):
@@ -100,12 +103,13 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any], parity: dict[str, Any]
         mine: list[Reason] = []
         if roles.get(name) == CONTROL or name not in protocol["candidates"]:
             mine.append(Reason(Why.CONTROL, "measured, never to win"))
-        own = outcomes[outcomes["candidate"] == name]
-        if not (own["value"] == 1).any():
-            said = "not run" if own.empty else "no test was passed"
-            mine.append(Reason(Why.CONFORMANCE, said))
-        for test in sorted(own.loc[own["value"] == 0, "text"]):
-            mine.append(Reason(Why.CONFORMANCE, f"{test} failed"))
+        if (own := outcomes.get(name)) is None:
+            mine.append(Reason(Why.CONFORMANCE, "not run"))
+        else:
+            if not (own["value"] == 1).any():
+                mine.append(Reason(Why.CONFORMANCE, "no test was passed"))
+            for test in sorted(own.loc[own["value"] == 0, "text"]):
+                mine.append(Reason(Why.CONFORMANCE, f"{test} failed"))
         if missing.get(name):
             mine.append(Reason(Why.LACKS, missing[name]))
         mine += [
@@ -113,12 +117,16 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any], parity: dict[str, Any]
             for text in parity["candidates"].get(name, {}).get("reasons", [])
         ]
         mine += [Reason(Why.OUTPUT, text) for text in wrong_output.get(name, [])]
-        for _, row in failed_rows[failed_rows["candidate"] == name].iterrows():
-            reason = Reason(Why.FAILED, f"{row['stage']}: {row['text']}")
+        for stage, text in failures.get(name, []):
+            reason = Reason(Why.FAILED, f"{stage}: {text}")
             if reason not in mine:
                 mine.append(reason)
         found[name] = mine
     return Reasons(found)
+
+
+def _by_candidate(events: pd.DataFrame, metric: str) -> dict[str, pd.DataFrame]:
+    return {str(name): own for name, own in events[events["metric"] == metric].groupby("candidate")}
 
 
 def _texts(events: pd.DataFrame, metric: str) -> dict[str, str]:

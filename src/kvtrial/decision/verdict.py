@@ -104,7 +104,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         )
     # Plain strings: slices of Arrow's are what would take the time.
     texts = events.select_dtypes("string").columns
-    events = events.astype(dict.fromkeys(texts, object))
+    events = events.astype(dict.fromkeys(texts, object)).copy()
     facts = _run_facts(events)
     chosen, attempts = validity.first_complete_attempts(events)
     trials = validity.judge(chosen, protocol)

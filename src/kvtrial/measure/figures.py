@@ -45,6 +45,7 @@ class Block:
         self._steps = steps
         self._anchors = anchors
         self.arms = {arm for _, arm in steps}
+        self._known: dict[tuple[str, str, _Figure], float | None] = {}
 
     def log_speed(self, top: str, bottom: str) -> float | None:
         """log of the speed of ``top`` over that of ``bottom``: total time over total time, turned round.
@@ -67,6 +68,12 @@ class Block:
         ]
 
     def _formed(self, top: str, bottom: str, figure: _Figure) -> float | None:
+        key = top, bottom, figure
+        if key not in self._known:
+            self._known[key] = self._form(*key)
+        return self._known[key]
+
+    def _form(self, top: str, bottom: str, figure: _Figure) -> float | None:
         direct = self._together(top, bottom, figure)
         if direct is not None:
             return direct
