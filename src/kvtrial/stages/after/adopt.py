@@ -215,7 +215,9 @@ def main(argv: list[str] | None = None) -> int:
         f"{back} --selection {shlex.quote(str(args.selection))}",
     )
     if verdict["synthetic"]:
-        print("note: this was measured with synthetic weights; every model on this machine uses it now")
+        print(
+            "note: this was measured with synthetic weights; every model on this machine uses it now"
+        )
     return 0
 
 
