@@ -4,6 +4,7 @@ from snakemake.utils import validate
 
 from kvtrial.host import build, paths
 from kvtrial.run import layout
+from kvtrial.run.ending import hand_on_sigterm
 
 validate(config, "../schemas/config.schema.yaml")
 
@@ -30,7 +31,9 @@ def modules(*names):
     found = []
     for name in names:
         path = Path("src/kvtrial") / name
-        found += sorted(f for f in path.rglob("*.*") if f.suffix != ".pyc") if path.is_dir() else [path]
+        found += (
+            sorted(f for f in path.rglob("*.*") if f.suffix != ".pyc") if path.is_dir() else [path]
+        )
     return found
 
 

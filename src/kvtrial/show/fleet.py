@@ -34,6 +34,11 @@ def load(path: Path) -> dict[str, Any]:
             f"{path}: {error}; give the verdict.json of finished runs (make verdict)"
         ) from None
     problem = schemas.first_error(verdict, SCHEMA_NAME)
+    if problem is not None and isinstance(verdict, dict) and "hot" in verdict:
+        raise BadVerdict(
+            f"{path}: written by an earlier release, with other keys; `kvtrial decide RUN` says which release "
+            "decides that run"
+        )
     if problem is not None:
         raise BadVerdict(
             f"{path}: {problem}; `kvtrial decide RUN` writes it again, or says which release decides "

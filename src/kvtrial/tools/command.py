@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtrial.host import paths
 from kvtrial.run import layout
-from kvtrial.run.exits import EXIT_FAILED, exit_with
+from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE, exit_with
 
 
 class NoVerdict(layout.ConfigError):
@@ -21,17 +21,25 @@ class NoVerdict(layout.ConfigError):
 # Subcommands: each imports what it needs, so that --help is quick
 
 
-def _newest_verdict() -> Path:
-    verdicts = sorted(paths.results_dir().glob("*/verdict.json"), key=lambda p: p.stat().st_mtime)
-    if not verdicts:
+def _newest_run() -> Path:
+    """The run whose verdict, or whose last finished block, is the newest."""
+    runs = [path.parent for path in paths.results_dir().glob("*/protocol.json")]
+    if not runs:
         raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
-    return verdicts[-1].parent
+    return max(runs, key=_last_change)
+
+
+def _last_change(run_dir: Path) -> float:
+    files = [run_dir / "verdict.json"]
+    if not files[0].is_file():
+        files = [run_dir / "protocol.json", *run_dir.glob("events/*"), *run_dir.glob("journal/*/*")]
+    return max(path.stat().st_mtime for path in files)
 
 
 def _run_dir(name: str | None) -> Path:
-    """A run's folder by path or by run_id; the newest verdict's without a name."""
+    """A run's folder by path or by run_id; the newest one without a name."""
     if name is None:
-        return _newest_verdict()
+        return _newest_run()
     for candidate in (Path(name), paths.results_dir() / name):
         if candidate.is_dir():
             return candidate
@@ -39,41 +47,68 @@ def _run_dir(name: str | None) -> Path:
     raise layout.ConfigError(f"no run {name!r}; known: {', '.join(known) or 'none yet'}")
 
 
-def _show(run_dir: Path) -> None:
+def _show(run_dir: Path, full: bool = False) -> int:
+    """Print a run's verdict, the box last; how the command exits."""
     from rich.console import Console
 
     from kvtrial.show import fleet, terminal
 
+    found = fleet.load(run_dir)
     console = Console()
-    console.print(terminal.render(fleet.load(run_dir)))
     page = run_dir / "report.html"
-    where = (
-        f"{page}"
-        if page.is_file()
-        else f"{run_dir} (make report, given what make verdict was given: one page with figures)"
+    where = f"{page}" if page.is_file() else f"{run_dir} (one page with figures: make report)"
+    rest = "" if full else "All of it: kvtrial verdict --full. "
+    console.print(f"{rest}Figures: {where}, or make ui", soft_wrap=True, highlight=False)
+    console.print(terminal.render(found, full=full))
+    return _code(found)
+
+
+def _show_so_far(run_dir: Path, full: bool, as_json: bool) -> int:
+    """Print what an unfinished run says so far, marked so; never a verdict, so never decided."""
+    from kvtrial.show import terminal
+    from kvtrial.stages.after.provisional import decide_so_far
+
+    found = decide_so_far(run_dir)
+    document = {**found.verdict.data, "provisional": found.missing}
+    _print(
+        as_json,
+        document,
+        lambda: terminal.render(found.verdict.data, full=full, provisional=found.missing),
     )
-    console.print(f"Look at {where}, or browse it with: make ui", soft_wrap=True, highlight=False)
+    return EXIT_INCONCLUSIVE
 
 
-def verdict(args: argparse.Namespace) -> None:
+def _code(verdict: dict[str, Any]) -> int:
+    """0 for a verdict that decides what to run and which language, else `EXIT_INCONCLUSIVE`."""
+    from kvtrial.decision.verdict import Verdict
+
+    return 0 if Verdict(verdict).decided else EXIT_INCONCLUSIVE
+
+
+def verdict(args: argparse.Namespace) -> int:
     """kvtrial verdict"""
+    from kvtrial.show import fleet
+
     run_dir = _run_dir(args.run)
     path = run_dir / "verdict.json"
     if not path.is_file():
-        raise NoVerdict(f"{run_dir} has no verdict.json yet; run: make verdict")
-    if args.json:
-        sys.stdout.write(path.read_text(encoding="utf-8"))
-    else:
-        _show(run_dir)
+        if not (run_dir / "protocol.json").is_file():
+            raise NoVerdict(f"{run_dir} has no verdict.json yet; run: make verdict")
+        return _show_so_far(run_dir, args.full, args.json)
+    if not args.json:
+        return _show(run_dir, args.full)
+    code = _code(fleet.load(run_dir))
+    sys.stdout.write(path.read_text(encoding="utf-8"))
+    return code
 
 
-def decide(args: argparse.Namespace) -> None:
+def decide(args: argparse.Namespace) -> int:
     """kvtrial decide RUN"""
     from kvtrial.stages.after.verdict import write_verdict
 
     run_dir = _run_dir(args.run)
     write_verdict(run_dir)
-    _show(run_dir)
+    return _show(run_dir, args.full)
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -232,6 +267,12 @@ def _at_least_one(text: str) -> int:
 # The parser
 
 
+_CODES = (
+    "Exit code 0: what to run and which language are decided. "
+    f"{EXIT_INCONCLUSIVE}: the outcome is INCONCLUSIVE. 1 or 2: an error."
+)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command's parser; each subcommand's help is a line and an example."""
     top = argparse.ArgumentParser(
@@ -240,25 +281,35 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     def add(
-        action: Callable[[argparse.Namespace], int | None], line: str, example: str
+        action: Callable[[argparse.Namespace], int | None], line: str, example: str, more: str = ""
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             action.__name__.rstrip("_"),
             help=line,
-            description=f"{line[0].upper()}{line[1:]}.",
+            description=f"{line[0].upper()}{line[1:]}. {more}".rstrip(),
             epilog=f"example: kvtrial {example}",
         )
         sub.set_defaults(action=action)
         return sub
 
-    sub = add(verdict, "show the newest verdict, or that of a run", "verdict --json")
+    sub = add(
+        verdict,
+        "show the newest verdict, or that of a run; of a run that goes on, what it says so far",
+        "verdict --full",
+        f"{_CODES} A run without a verdict is shown as PROVISIONAL, with code {EXIT_INCONCLUSIVE}.",
+    )
     sub.add_argument("run", nargs="?", help="run_id or folder")
+    sub.add_argument("--full", action="store_true", help="everything, not the first table alone")
     sub.add_argument("--json", action="store_true", help="verdict.json as it is")
 
     sub = add(
-        decide, "decide again from a run's raw events; the same bytes", "decide results/RUN_ID"
+        decide,
+        "decide again from a run's raw events; the same bytes",
+        "decide results/RUN_ID",
+        _CODES,
     )
     sub.add_argument("run", help="run_id or folder")
+    sub.add_argument("--full", action="store_true", help="everything, not the first table alone")
 
     sub = add(
         generate,
