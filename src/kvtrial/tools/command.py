@@ -338,7 +338,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         try_,
-        "try a candidate against the adopted store, in about five minutes; never adopts",
+        "try a candidate against the adopted store, in about a minute and a half; never adopts",
         "try K5 --context 512",
     )
     sub.add_argument("name", help="a name of `kvtrial candidates`")
