@@ -356,8 +356,8 @@ COLD = [
         "reading: an error of the disk taken for a torn tail",
         _Z2,
         _SEGMENTS,
-        "        except CorruptSegment:\n            return None\n        return found",
-        "        except ColdError:\n            return None\n        return found",
+        "        except CorruptSegment:\n            return None\n        return record",
+        "        except ColdError:\n            return None\n        return record",
         f"{_FAULTS}::test_what_can_not_be_read_as_a_store_opens_is_not_cut_off",
     ),
     _cold(

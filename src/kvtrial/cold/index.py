@@ -180,8 +180,8 @@ class Index:
 
         def get(key: bytes) -> bytes | None:
             try:
-                found: bytes = frozen[key]
-                return found
+                value: bytes = frozen[key]
+                return value
             except KeyError:
                 return None
             except Exception as error:
@@ -201,14 +201,14 @@ class Index:
     @property
     def get_us(self) -> int:
         """Microseconds inside RocksDB's gets since this was opened, the binding's own time left out."""
-        found = _GET_US.search(self._options.get_statistics() or "")
-        return int(found[1]) if found else 0
+        counter = _GET_US.search(self._options.get_statistics() or "")
+        return int(counter[1]) if counter else 0
 
     @property
     def syncs(self) -> int:
         """Syncs of the log since this was opened, as RocksDB itself counts them."""
-        found = _WAL_SYNCED.search(self._options.get_statistics() or "")
-        return int(found[1]) if found else 0
+        counter = _WAL_SYNCED.search(self._options.get_statistics() or "")
+        return int(counter[1]) if counter else 0
 
     def clear(self) -> None:
         """Remove every entry."""

@@ -172,7 +172,7 @@ class SegmentStore(ColdStore):
         records = self._log.scan(number)
         while step := list(islice(records, MOVE_RECORDS)):
             with self._using():
-                if moved := [record for found in step if (record := self._moved(found))]:
+                if moved := [record for scanned in step if (record := self._moved(scanned))]:
                     self._poisoning(self._append, moved)
         with self._using():
             self._poisoning(self._remove, number)
@@ -190,17 +190,17 @@ class SegmentStore(ColdStore):
             ) from error
 
     def _damage_between(self) -> list[str]:
-        found: list[str] = []
+        damaged: list[str] = []
         for number in self._log.numbers():
             with suppress(FileNotFoundError):  # gc took it meanwhile
                 damage = self._log.damaged_heads(number)
                 self._log.size(number)
-                found += damage
-        return found
+                damaged += damage
+        return damaged
 
-    def _moved(self, found: Found) -> Record | None:
+    def _moved(self, scanned: Found) -> Record | None:
         """A record as it is written again, or None where nothing needs it any more."""
-        header, location, meta = found
+        header, location, meta = scanned
         if header.kind == PAGE:
             if self._index.get("pages", header.key) != location.encode():
                 return None

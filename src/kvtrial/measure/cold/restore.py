@@ -140,7 +140,7 @@ class _Store:
         """Milliseconds of the parts of the last restore, and of RocksDB's binding in another."""
         times = self.cold.times
         assert times is not None
-        found = {
+        parts_ms = {
             f"restore_{name}_ms": getattr(times, f"{name}_ns") / 1e6
             for name in ("lookup", "read", "check", "import")
         }
@@ -148,8 +148,8 @@ class _Store:
             before = self.cold.rocksdb_get_us
             self.read(len(self._tokens))
             inside = (self.cold.rocksdb_get_us - before) / 1e3
-            found["restore_binding_ms"] = max(self.cold.times.read_ns / 1e6 - inside, 0.0)  # type: ignore[union-attr]
-        return found
+            parts_ms["restore_binding_ms"] = max(self.cold.times.read_ns / 1e6 - inside, 0.0)  # type: ignore[union-attr]
+        return parts_ms
 
     def collect(self) -> tuple[int, int]:
         """Nanoseconds of a gc with one sequence of two gone, and bytes that it gave back."""
@@ -245,12 +245,12 @@ def _present(view: memoryview | None) -> memoryview:
 
 def contexts(prefix_tokens: int, page_tokens: int) -> list[int]:
     """Prefixes that are restored: a page, four times as much, and so on, and the registered one."""
-    found = []
+    prefixes = []
     n = page_tokens
     while n < prefix_tokens:
-        found.append(n)
+        prefixes.append(n)
         n *= 4
-    return [*found, prefix_tokens]
+    return [*prefixes, prefix_tokens]
 
 
 def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
@@ -322,7 +322,7 @@ def _recompute(store: KVStore, spec: Spec) -> list[Row]:
     """Prefills of the snapshot's own tokens, each into an empty session; the first one warms up."""
     model = engine.load(spec["gguf"])
     tokens = json.loads((Path(spec["snapshot"]) / "tokens.json").read_text(encoding="utf-8"))["ids"]
-    found: list[Row] = []
+    rows: list[Row] = []
     lengths = contexts(spec["prefix_tokens"], spec["page_tokens"])
     for n in [lengths[0], *(n for n in lengths if n <= spec["recompute_tokens"])]:
         session = store.open_session()
@@ -332,8 +332,8 @@ def _recompute(store: KVStore, spec: Spec) -> list[Row]:
             spent = clock.elapsed_ns(start, clock.now_ns(), f"prefill of {n} tokens")
         finally:
             session.close()
-        found.append({"metric": "cold/recompute_ms", "value": spent / 1e6, "context": n})
-    return found[1:]
+        rows.append({"metric": "cold/recompute_ms", "value": spent / 1e6, "context": n})
+    return rows[1:]
 
 
 def _bytes_written() -> int | None:
