@@ -15,7 +15,7 @@ from kvtrial.decision.verdict import decide
 from kvtrial.run import events
 from kvtrial.show import report
 from kvtrial.tracking import __main__ as command
-from kvtrial.tracking.store import Store
+from kvtrial.tracking.store import MlflowStore
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
 
@@ -61,7 +61,7 @@ def shown(browser, *words: str) -> str:
 
 def test_the_trial_its_children_and_their_charts_are_shown(browser, server, run_dir, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    store = Store(run_dir)
+    store = MlflowStore(run_dir)
     (parent,) = store.find(level="trial")
     k1 = next(run for run in store.find(level="arm", stage="m2", candidate="K1", context="4096"))
     experiment = f"{server}/#/experiments/{store.experiment_id}"

@@ -380,8 +380,8 @@ COLD = [
         "fsync: of a batch (RocksDB)",
         _Z1,
         "src/kvtrial/cold/values.py",
-        "snapshot.encode())\n        self._index.write(batch, sync=True)",
-        "snapshot.encode())\n        self._index.write(batch, sync=False)",
+        "spilled.encode())\n        self._index.write(batch, sync=True)",
+        "spilled.encode())\n        self._index.write(batch, sync=False)",
         "tests/unit/test_cold_store.py::test_every_acknowledgement_costs_one_sync_in_either_store[Z1]",
     ),
     _cold(

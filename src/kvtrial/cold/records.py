@@ -24,7 +24,7 @@ import xxhash
 from kvtrial.cold.disk import Buffer
 from kvtrial.cold.errors import FormatMismatch
 
-PAGE, SNAPSHOT, DELETE = 1, 2, 3
+PAGE, SEQUENCE, DELETE = 1, 2, 3
 
 MAGIC = b"KVR2"
 _FILE_MAGIC = b"KVTSEG\x00\x02"

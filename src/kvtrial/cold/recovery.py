@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from kvtrial.cold import disk
 from kvtrial.cold.errors import CorruptSegment
 from kvtrial.cold.records import FILE_HEADER_BYTES, HEADER_BYTES, MAGIC, FileHeader, Header
-from kvtrial.cold.segments import START, Found, Position, SegmentLog
+from kvtrial.cold.segments import START, Position, ScannedRecord, SegmentLog
 
 _WINDOW = 1 << 20
 
 
-def recover(log: SegmentLog, start: Position | None) -> Iterator[list[Found]]:
+def recover(log: SegmentLog, start: Position | None) -> Iterator[list[ScannedRecord]]:
     """Yield the whole batches from ``start`` on (None: all), then cut the torn tail and sync.
 
     Exhaust it before anything is written. Raises `CorruptSegment` for damage that a crash can't have
@@ -59,9 +59,9 @@ def _first_position(
     raise CorruptSegment(f"{file.path} at offset 0: the file header is damaged")
 
 
-def _batch_at(log: SegmentLog, at: Position) -> list[Found] | None:
+def _batch_at(log: SegmentLog, at: Position) -> list[ScannedRecord] | None:
     """The batch that begins there, or None where it isn't whole."""
-    batch: list[Found] = []
+    batch: list[ScannedRecord] = []
     offset = at.offset
     while not batch or len(batch) < batch[0].header.records:
         record = log.record_at(at.segment, offset)

@@ -59,7 +59,7 @@ class Position(NamedTuple):
 START = Position(0, 0, 1)
 
 
-class Found(NamedTuple):
+class ScannedRecord(NamedTuple):
     """A record met while scanning."""
 
     header: Header
@@ -322,7 +322,7 @@ class SegmentLog:
             return None
         return FileHeader.parse(data, str(self.path(segment)))
 
-    def head_at(self, segment: int, offset: int) -> Found | None:
+    def head_at(self, segment: int, offset: int) -> ScannedRecord | None:
         """The record at ``offset``, by its head; None where that is damaged or the file too short."""
         head = bytearray(HEADER_BYTES)
         if self.read_raw(segment, head, offset) < HEADER_BYTES:
@@ -336,9 +336,9 @@ class SegmentLog:
         head = bytearray(location.head_nbytes)
         self.read_raw(segment, head, offset)
         meta = header.meta_of(head)
-        return None if meta is None else Found(header, location, meta)
+        return None if meta is None else ScannedRecord(header, location, meta)
 
-    def record_at(self, segment: int, offset: int) -> Found | None:
+    def record_at(self, segment: int, offset: int) -> ScannedRecord | None:
         """The record at ``offset``, all sums verified; None where it isn't whole."""
         record = self.head_at(segment, offset)
         if record is None:
@@ -351,7 +351,7 @@ class SegmentLog:
             return None
         return record
 
-    def scan(self, segment: int) -> Iterator[Found]:
+    def scan(self, segment: int) -> Iterator[ScannedRecord]:
         """Every record of a recovered segment, by its head; `CorruptSegment` at a damaged one.
 
         Pages are not read: a damaged one that nobody needs any more is in nobody's way.

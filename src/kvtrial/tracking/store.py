@@ -51,7 +51,7 @@ def database(results: Path) -> Path:
     return results.resolve() / "mlflow.db"
 
 
-class Store:
+class MlflowStore:
     """An open MLflow store with one trial's parent run in it."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -74,7 +74,7 @@ class Store:
 
     @classmethod
     @contextlib.contextmanager
-    def held(cls, run_dir: Path) -> Iterator[Store]:
+    def held(cls, run_dir: Path) -> Iterator[MlflowStore]:
         """The store of a run, to this process alone."""
         with (run_dir.parent / ".mlflow.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

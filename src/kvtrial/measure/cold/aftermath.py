@@ -196,9 +196,9 @@ def _look(
     may_be_named = {key_of(store, n) for n in lost}
     try:
         with open_cold(kind, folder, store.identity()) as cold:
-            for fault in cold.verify():
-                if not fault.sequences or not may_be_named.issuperset(fault.sequences):
-                    say("problem", fault.key[:16], fault.what)
+            for damage in cold.verify():
+                if not damage.sequences or not may_be_named.issuperset(damage.sequences):
+                    say("problem", damage.key[:16], damage.what)
             if {entry.rows for entry in cold.catalogue()} - {PATTERN_ROWS}:
                 say("problem", "the catalogue lists other numbers of rows")
             for n, rows in promise.rows.items():

@@ -75,7 +75,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
                     if name == "recompute":
                         measured = _recompute(store, spec)
                     else:
-                        arm = _Plain if name == "plain" else _Store
+                        arm = _PlainArm if name == "plain" else _ColdArm
                         measured = _measure_arm(arm(name, folder, store, source, spec), spec)
                 rows += [{**columns, **row} for row in measured]
             except Exception as error:
@@ -84,7 +84,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-class _Store:
+class _ColdArm:
     """Z1 or Z2 behind the four things that an arm can do."""
 
     prefix = "restore"
@@ -175,7 +175,7 @@ class _Store:
         self.cold.close()
 
 
-class _Plain:
+class _PlainArm:
     """One file: the same bytes, the same syncs, the same pages, and nothing else."""
 
     prefix = "plain_read"
@@ -253,7 +253,7 @@ def contexts(prefix_tokens: int, page_tokens: int) -> list[int]:
     return [*prefixes, prefix_tokens]
 
 
-def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
+def _measure_arm(arm: _ColdArm | _PlainArm, spec: Spec) -> list[Row]:
     rows: list[Row] = []
     prefix = spec["prefix_tokens"]
 
@@ -268,7 +268,7 @@ def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
         start = clock.now_ns()
         payload, batches = arm.write()
         spent = clock.elapsed_ns(start, clock.now_ns(), "spill")
-        name = "plain_write" if isinstance(arm, _Plain) else "spill"
+        name = "plain_write" if isinstance(arm, _PlainArm) else "spill"
         add(f"{name}_mb_per_s", payload / spent * 1e3)
         add("batches", batches)
         add("fsyncs", arm.syncs() - syncs_before)
@@ -286,7 +286,7 @@ def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
         arm.read(prefix)  # fills the page cache
         for index in range(spec["repetitions"]):
             add(f"{arm.prefix}_warm_ms", arm.read(prefix) / 1e6, index)
-        if isinstance(arm, _Store):
+        if isinstance(arm, _ColdArm):
             for metric, ms in arm.parts().items():
                 add(metric, ms)
         for rows_read in contexts(prefix, spec["page_tokens"])[:-1]:
@@ -307,7 +307,7 @@ def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
         finally:
             arm.close()
 
-    if isinstance(arm, _Store):
+    if isinstance(arm, _ColdArm):
         arm.open()
         try:
             spent, freed = arm.collect()
