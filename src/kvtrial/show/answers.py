@@ -127,8 +127,8 @@ def arms(verdict: Verdict) -> list[Arm]:
     def speed(arm: Arm) -> float:
         return (arm.rates.get(primary or 0, {}).get("tokens_per_s")) or 0.0
 
-    found = [_arm(verdict, name, rates, primary) for name, rates in deciding.items()]
-    return sorted(found, key=lambda arm: (not arm.rates, -speed(arm)))
+    arms = [_arm(verdict, name, rates, primary) for name, rates in deciding.items()]
+    return sorted(arms, key=lambda arm: (not arm.rates, -speed(arm)))
 
 
 def _arm(verdict: Verdict, name: str, rates: dict[int, Row], primary: int | None) -> Arm:
@@ -162,8 +162,8 @@ def over_fp32(verdict: Verdict, name: str, context: int | None) -> Row | None:
         return None
     for row in run["profiles"]:
         if row["candidate"] == name and row["against_fp32"]:
-            found: Row | None = row["against_fp32"].get(str(context))
-            return found
+            ratio: Row | None = row["against_fp32"].get(str(context))
+            return ratio
     compared = [
         *((c["challenger"], c["incumbent"], c) for c in verdict["contrasts"]),
         *(

@@ -94,10 +94,10 @@ def _decided_by(verdict: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _ratio_of(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    if found is None or found["ratio"] is None:
+def _ratio_of(contrast: dict[str, Any] | None) -> dict[str, Any] | None:
+    if contrast is None or contrast["ratio"] is None:
         return None
-    return {key: found[key] for key in ("ratio", "ci95", "n_blocks") if key in found}
+    return {key: contrast[key] for key in ("ratio", "ci95", "n_blocks") if key in contrast}
 
 
 def table(files: Iterable[Path]) -> list[dict[str, Any]]:
@@ -158,12 +158,12 @@ def _two_lines(first: str, second: str) -> str:
     return f"{first}\n{second}" if second else first
 
 
-def _over(found: dict[str, Any] | None, before: str = "") -> str:
-    return f"{before}{answers.interval(found)}" if found else ""
+def _over(contrast: dict[str, Any] | None, before: str = "") -> str:
+    return f"{before}{answers.interval(contrast)}" if contrast else ""
 
 
-def _named(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _named(contrast: dict[str, Any] | None) -> str:
+    if contrast is None:
         return ""
-    pair = f"{found['challenger']}/{found['incumbent']}{labels.of_contrast(found)} "
-    return _over(found, pair)
+    pair = f"{contrast['challenger']}/{contrast['incumbent']}{labels.of_contrast(contrast)} "
+    return _over(contrast, pair)

@@ -94,11 +94,11 @@ def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _known_answers(found: dict[str, Any]) -> list[str]:
+def _known_answers(known: dict[str, Any]) -> list[str]:
     """What is known and what was measured of it, a line each."""
     lines = []
-    for test in found["tests"]:
-        pair = f"{found['candidate']} as {test['top']} over {test['bottom']}"
+    for test in known["tests"]:
+        pair = f"{known['candidate']} as {test['top']} over {test['bottom']}"
         measured = (
             test["problem"]
             if test["ratio"] is None
@@ -108,22 +108,22 @@ def _known_answers(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _error_rates(found: dict[str, Any]) -> list[str]:
+def _error_rates(rates: dict[str, Any]) -> list[str]:
     """What was simulated, a line an arrangement."""
-    if found["arrangements"] is None:
-        return [f"- Error rates were not simulated: {found['reason']}."]
+    if rates["arrangements"] is None:
+        return [f"- Error rates were not simulated: {rates['reason']}."]
     ways = {"as_measured": "incumbents as measured", "all_equal": "all incumbents equal"}
     lines = []
     for way, said in ways.items():
-        chances = found["arrangements"][way]["adopt_probability"]
-        pairs = zip(found["true_improvement"], chances)
+        chances = rates["arrangements"][way]["adopt_probability"]
+        pairs = zip(rates["true_improvement"], chances)
         shown = ", ".join(f"{chance:.2%} at {true:.1%}" for true, chance in pairs)
         lines.append(
-            f"- {found['challenger']} is adopted by its true improvement, {said}: {shown}."
+            f"- {rates['challenger']} is adopted by its true improvement, {said}: {shown}."
         )
     lines.append(
-        f"- The claim is at most {found['claim']:.1%} at exactly {found['adopt_at']:.0%}, and "
-        f"{'holds' if found['claim_holds'] else 'does not hold'}."
+        f"- The claim is at most {rates['claim']:.1%} at exactly {rates['adopt_at']:.0%}, and "
+        f"{'holds' if rates['claim_holds'] else 'does not hold'}."
     )
     return lines
 
@@ -138,14 +138,14 @@ def tables(verdict: dict[str, Any]) -> dict[str, pd.DataFrame]:
         }
         for name, reasons in verdict["eligibility"].items()
     ]
-    found = {
+    rows_of = {
         "profiles": [_profile(row) for row in verdict["run"]["profiles"]],
         "arms": verdict["arms"],
         "contrasts": verdict["contrasts"],
         "hypotheses": verdict["hypotheses"],
         "eligibility": eligibility,
     }
-    return {name: pd.DataFrame(list(map(_bounds_apart, rows))) for name, rows in found.items()}
+    return {name: pd.DataFrame(list(map(_bounds_apart, rows))) for name, rows in rows_of.items()}
 
 
 def _profile(row: dict[str, Any]) -> dict[str, Any]:
@@ -178,43 +178,43 @@ def verdict_metrics(verdict: dict[str, Any]) -> list[tuple[str, float, int]]:
     A chart of one metric is then its scaling. What could not be measured is left out.
     """
     run, language = verdict["run"], verdict["language"]
-    found: list[tuple[str, float | None, int]] = []
+    metrics: list[tuple[str, float | None, int]] = []
     for arm in verdict["arms"]:
         name = f"m2/tokens_per_s.{arm['candidate']}{_cell(arm)}"
-        found.append((name, arm["tokens_per_s"], arm["context"]))
+        metrics.append((name, arm["tokens_per_s"], arm["context"]))
     deciding = {(language["challenger"], row["incumbent"]) for row in language["against"]}
     for row in verdict["contrasts"]:
         if (row["challenger"], row["incumbent"]) in deciding:
             name = f"ratio/{row['challenger']}_over_{row['incumbent']}{_cell(row)}"
-            found += _with_bounds(name, row, row["context"])
+            metrics += _with_bounds(name, row, row["context"])
     for row in run["profiles"]:
         for context, ratio in (row["against_fp32"] or {}).items():
             name = f"ratio/{row['candidate']}_over_{run['fp32_store']}"
-            found += _with_bounds(name, ratio, int(context))
-        found += [
+            metrics += _with_bounds(name, ratio, int(context))
+        metrics += [
             (f"quality/{key}.{row['candidate']}", one.get(key), one["context"])
             for one in row["quality"]
             for key in ("mean_kld", "kld_upper", "top1_lower")
         ]
         if row["chosen"]:
-            found += [
+            metrics += [
                 ("chosen/bytes_per_token", row["bytes_per_token"], 0),
                 ("chosen/tokens_per_gib", row["tokens_per_gib"], 0),
             ]
-            found += [
+            metrics += [
                 ("chosen/tokens_per_s", rate, int(context))
                 for context, rate in row["tokens_per_s"].items()
             ]
             for context, ratio in (row["against_fp32"] or {}).items():
-                found += _with_bounds("chosen/ratio_to_fp32", ratio, int(context))
+                metrics += _with_bounds("chosen/ratio_to_fp32", ratio, int(context))
     for test in verdict["known_answers"]["tests"]:
         name = f"known_answers/{test['top']}_over_{test['bottom']}"
-        found += [*_with_bounds(name, test, 0), (f"{name}.truth", test["truth"], 0)]
+        metrics += [*_with_bounds(name, test, 0), (f"{name}.truth", test["truth"], 0)]
     rates = verdict["error_rates"]
     for way, own in (rates["arrangements"] or {}).items():
         for improvement, chance in zip(rates["true_improvement"], own["adopt_probability"]):
-            found.append((f"error_rates/{way}.adopted_at_{improvement:.3f}", chance, 0))
-    return [(name, value, step) for name, value, step in found if value is not None]
+            metrics.append((f"error_rates/{way}.adopted_at_{improvement:.3f}", chance, 0))
+    return [(name, value, step) for name, value, step in metrics if value is not None]
 
 
 def _with_bounds(name: str, row: dict[str, Any], step: int) -> list[tuple[str, float | None, int]]:
@@ -256,10 +256,12 @@ def arm_metrics(rows: pd.DataFrame, sessions: int) -> list[tuple[str, float, int
         Concurrent sessions of the cell: each step makes a token for each.
     """
     outcomes = rows.loc[rows["metric"] == "conformance/outcome", "value"]
-    found: list[tuple[str, float, int]] = []
+    metrics: list[tuple[str, float, int]] = []
     if len(outcomes):
         counts = {"passed": outcomes == 1, "failed": outcomes == 0, "gaps": outcomes.isna()}
-        found += [(f"conformance/{word}", float(which.sum()), 0) for word, which in counts.items()]
+        metrics += [
+            (f"conformance/{word}", float(which.sum()), 0) for word, which in counts.items()
+        ]
     last = rows["trial"] == rows.groupby("block")["trial"].transform("max")
     numbers = rows[last & rows["value"].notna() & ~rows["metric"].isin(_MEANINGLESS_AS_ONE)]
     # The text of a number says which of two ways was measured.
@@ -267,11 +269,11 @@ def arm_metrics(rows: pd.DataFrame, sessions: int) -> list[tuple[str, float, int
         name = events.METRIC_CHARACTERS.sub("_", f"{metric}.{way}" if way else str(metric))
         values = own["value"].to_numpy(np.float64)
         if metric in SERIES:
-            found += [(name, value, step) for step, value in enumerate(values.tolist())]
-            found += [(f"{name}.p{q}", float(np.percentile(values, q)), 0) for q in (50, 95)]
+            metrics += [(name, value, step) for step, value in enumerate(values.tolist())]
+            metrics += [(f"{name}.p{q}", float(np.percentile(values, q)), 0) for q in (50, 95)]
         else:
-            found.append((name, float(_AS_ONE.get(str(metric), np.median)(values)), 0))
+            metrics.append((name, float(_AS_ONE.get(str(metric), np.median)(values)), 0))
     steps = numbers.loc[numbers["metric"] == "m2/step_ms", "value"]
     if steps.sum() > 0:
-        found.append(("m2/tokens_per_s", len(steps) * sessions / (steps.sum() / 1000.0), 0))
-    return found
+        metrics.append(("m2/tokens_per_s", len(steps) * sessions / (steps.sum() / 1000.0), 0))
+    return metrics

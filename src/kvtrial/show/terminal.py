@@ -60,8 +60,8 @@ def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
 
 def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
     """The table of arms with the notes that it needs."""
-    found = answers.arms(verdict)
-    measured = [arm for arm in found if arm.rates]
+    arms = answers.arms(verdict)
+    measured = [arm for arm in arms if arm.rates]
     shown = [f"{context:,}" for context in answers.contexts(verdict)]
     primary = answers.primary_context(verdict)
     fp32 = verdict["run"]["fp32_store"]
@@ -89,7 +89,7 @@ def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
             style="bold" if arm.chosen else None,
         )
     notes = []
-    if away := [f"{arm.name} ({arm.state})" for arm in found if not arm.rates and arm.state]:
+    if away := [f"{arm.name} ({arm.state})" for arm in arms if not arm.rates and arm.state]:
         notes.append(f"Not in the table: {', '.join(away)}.")
     profiles = [row for row in verdict["run"]["profiles"] if row["against_fp32"]]
     if profiles:
@@ -181,10 +181,10 @@ def _decode(verdict: Verdict) -> Table:
     return table
 
 
-def _control(found: dict[str, Any]) -> str:
-    rate = found["tokens_per_s"]
+def _control(control: dict[str, Any]) -> str:
+    rate = control["tokens_per_s"]
     figure = "not measured" if rate is None else f"{rate:.2f} tokens/s, measured once"
-    return f"Control {found['candidate']} at {found['context']:,}: {figure}"
+    return f"Control {control['candidate']} at {control['context']:,}: {figure}"
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -210,14 +210,14 @@ def _contrasts(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _known_answers(found: dict[str, Any]) -> Iterable[Any]:
+def _known_answers(known: dict[str, Any]) -> Iterable[Any]:
     """Ratios that are known, and what was measured of them."""
     table = _table(
-        f"Known answers: {found['candidate']}, registered several times",
+        f"Known answers: {known['candidate']}, registered several times",
         "pair", "truth", "measured [95% interval]", "blocks", "holds the truth",
         right=("truth", "blocks"),
     )  # fmt: skip
-    for test in found["tests"]:
+    for test in known["tests"]:
         measured = answers.interval(test, 4) if test["ratio"] is not None else test["problem"]
         table.add_row(
             f"{test['top']} / {test['bottom']}",
@@ -227,8 +227,8 @@ def _known_answers(found: dict[str, Any]) -> Iterable[Any]:
             covers(test),
         )
     yield table
-    if found["fault"]:
-        yield Text(f"The method is in doubt: {found['fault']}.", "bold yellow")
+    if known["fault"]:
+        yield Text(f"The method is in doubt: {known['fault']}.", "bold yellow")
 
 
 def covers(test: dict[str, Any]) -> str:
@@ -244,27 +244,27 @@ def covers(test: dict[str, Any]) -> str:
     )
 
 
-def _error_rates(found: dict[str, Any]) -> Iterable[Any]:
+def _error_rates(rates: dict[str, Any]) -> Iterable[Any]:
     """What the rule does under this run's noise, in both arrangements, or why that is not known."""
-    if found["arrangements"] is None:
-        yield Text(f"Error rates were not simulated: {found['reason']}")
+    if rates["arrangements"] is None:
+        yield Text(f"Error rates were not simulated: {rates['reason']}")
         return
     ways = {"as_measured": "incumbents as measured", "all_equal": "all incumbents equal"}
     table = _table(
-        f"Chance of adopting {found['challenger']} (claim: at most {found['claim']:.1%} at a true "
-        f"{found['adopt_at']:.0%})",
+        f"Chance of adopting {rates['challenger']} (claim: at most {rates['claim']:.1%} at a true "
+        f"{rates['adopt_at']:.0%})",
         "true improvement", *ways.values(),
         right=("true improvement", *ways.values()),
     )  # fmt: skip
-    for place, improvement in enumerate(found["true_improvement"]):
-        own = [found["arrangements"][way] for way in ways]
+    for place, improvement in enumerate(rates["true_improvement"]):
+        own = [rates["arrangements"][way] for way in ways]
         chances = [
             f"{one['adopt_probability'][place]:.2%} ± {one['standard_error'][place]:.2%}"
             for one in own
         ]
         table.add_row(f"{improvement:.1%}", *chances)
     yield table
-    yield Text(f"The claim {'holds' if found['claim_holds'] else 'DOES NOT hold'} in both.")
+    yield Text(f"The claim {'holds' if rates['claim_holds'] else 'DOES NOT hold'} in both.")
 
 
 def _quality(profiles: list[dict[str, Any]]) -> Iterable[Any]:
@@ -309,6 +309,6 @@ def _attribution(rows: list[dict[str, Any]]) -> Table:
         pair = f"{row['from']} → {row['to']}{labels.of_contrast(row)}"
         key: tuple[str, ...] = (row["id"], pair, what, row["shape"])
         lines.setdefault(key, {})[row["context"]] = answers.interval(row)
-    for line, found in sorted(lines.items(), key=lambda one: (one[0][0], one[0][2] != "decode")):
-        table.add_row(*line, *(found.get(context, "") for context in contexts))
+    for line, ratios in sorted(lines.items(), key=lambda one: (one[0][0], one[0][2] != "decode")):
+        table.add_row(*line, *(ratios.get(context, "") for context in contexts))
     return table

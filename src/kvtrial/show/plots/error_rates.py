@@ -26,13 +26,13 @@ _WAYS = (
 
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     """One line an arrangement of the incumbents."""
-    found = verdict["error_rates"]
-    if found["arrangements"] is None:
+    rates = verdict["error_rates"]
+    if rates["arrangements"] is None:
         return None
     drawn, (axis,) = style.figure()
-    improvements = [100 * x for x in found["true_improvement"]]
+    improvements = [100 * x for x in rates["true_improvement"]]
     for name, label, color, marker in _WAYS:
-        own = found["arrangements"][name]
+        own = rates["arrangements"][name]
         axis.errorbar(
             improvements,
             own["adopt_probability"],
@@ -43,8 +43,8 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
             markersize=5,
             capsize=3,
         )
-    edge = 100 * found["adopt_at"]
-    claim = found["claim"]
+    edge = 100 * rates["adopt_at"]
+    claim = rates["claim"]
     axis.axvline(edge, color="#444444", linewidth=1, linestyle="--")
     axis.axhline(claim, color="#444444", linewidth=1, linestyle="--")
     axis.annotate(
@@ -57,7 +57,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     axis.set_ylim(-0.03, 1.03)
     labels = [f"{x:+g}%" if x else "0%" for x in improvements]
     axis.set_xticks(improvements, labels, fontsize=8)
-    axis.set_xlabel(f"true improvement of {found['challenger']} over the incumbents")
-    axis.set_ylabel(f"chance of adopting ({found['simulations']:,} simulated runs)")
+    axis.set_xlabel(f"true improvement of {rates['challenger']} over the incumbents")
+    axis.set_ylabel(f"chance of adopting ({rates['simulations']:,} simulated runs)")
     axis.legend(fontsize=8, loc="upper left")
     return drawn

@@ -32,7 +32,7 @@ _EDGES = {"language": ("adopt_lower_bound", "#D55E00"), "run": ("run_lower_bound
 def pairs(verdict: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows: ``top``, ``bottom``, the ``rule`` that asks, and by context the ratio with its interval."""
     run, language = verdict["run"], verdict["language"]
-    found = [
+    asked = [
         {
             "rule": "run",
             "top": row["candidate"],
@@ -52,7 +52,7 @@ def pairs(verdict: dict[str, Any]) -> list[dict[str, Any]]:
             and row["role"] in _ROLES
             and row["ratio"] is not None
         }
-        found.append(
+        asked.append(
             {
                 "rule": "language",
                 "top": language["challenger"],
@@ -61,7 +61,7 @@ def pairs(verdict: dict[str, Any]) -> list[dict[str, Any]]:
                 "by_context": by_context,
             }
         )
-    return [row for row in found if row["by_context"] and not _is_far(row)]
+    return [row for row in asked if row["by_context"] and not _is_far(row)]
 
 
 def _is_far(row: dict[str, Any]) -> bool:
