@@ -123,6 +123,7 @@ def test_a_python_module_of_a_measured_process_is_part_of_the_build(tmp_path):
     measured = (
         "src/kvtrial/hot/paged.py",
         "src/kvtrial/host/machine.py",
+        "src/kvtrial/run/corpus.py",
         "src/kvtrial/stages/m2.py",
     )
     for name in ("CMakeLists.txt", *measured, "src/kvtrial/decision/verdict.py"):
@@ -137,7 +138,7 @@ def test_a_python_module_of_a_measured_process_is_part_of_the_build(tmp_path):
     for name in measured:
         (tmp_path / name).write_text("2", encoding="utf-8")
         found.add(build.identity(tmp_path, tools))
-    assert len(found) == 4
+    assert len(found) == 5
     assert build.identity(tmp_path, {"c_compiler": "gcc 13"}) not in found
 
 
