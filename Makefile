@@ -25,7 +25,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.snakemake/cache
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph test test-all \
+.PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph rooms test test-all \
 	test-avx512 test-browser test-mutation test-neon test-slurm lint clean
 
 help:  ## what there is to make
@@ -71,6 +71,9 @@ docs: setup  ## the documentation as a website, build/docs
 
 rulegraph: setup  ## draw docs/img/rulegraph.svg again (needs Graphviz)
 	@$(SNAKEMAKE) --quiet all --rulegraph dot report adopt peers | dot -Tsvg > docs/img/rulegraph.svg
+
+rooms: setup  ## draw docs/img/rooms.svg again, from the imports
+	@$(PY) scripts/rooms.py
 
 test: setup model  ## the tests, without the slow ones
 	@$(PY) -m pytest -m "not slow and not cluster and not browser and not neon and not avx512" $(ARGS)
