@@ -28,13 +28,12 @@ ESTIMATE = ancient(RUN.estimate)
 
 def modules(*names):
     """Sources below src/kvtrial, files or whole folders: what a stage's outcome rests on."""
-    found = []
+    sources = []
     for name in names:
         path = Path("src/kvtrial") / name
-        found += (
-            sorted(f for f in path.rglob("*.*") if f.suffix != ".pyc") if path.is_dir() else [path]
-        )
-    return found
+        inside = sorted(f for f in path.rglob("*.*") if f.suffix != ".pyc")
+        sources += inside if path.is_dir() else [path]
+    return sources
 
 
 def if_there(path):
