@@ -46,43 +46,6 @@ def test_t_interval_equals_scipys_one_sample_interval() -> None:
     assert (math.log(got.low), math.log(got.high)) == pytest.approx(tuple(theirs), rel=1e-12)
 
 
-@pytest.mark.parametrize("method", ["percentile", "BCa"])
-def test_bootstrap_equals_scipys(method: str) -> None:
-    logs = np.random.default_rng(2).normal(0.1, 0.03, 8)
-    theirs = scipy_stats.bootstrap(
-        (logs,), np.mean, method=method, n_resamples=10_000, rng=np.random.default_rng(7)
-    ).confidence_interval
-    got = stats.bootstrap_intervals(logs, seed=7)[method]
-    # scipy counts ties with the mean (24 in 10,000 resamples of 8) as their rounding falls.
-    assert (math.log(got.low), math.log(got.high)) == pytest.approx(
-        (theirs.low, theirs.high), abs=2e-4
-    )
-
-
-def test_studentised_bootstrap_by_its_definition() -> None:
-    logs = np.random.default_rng(5).normal(0.1, 0.03, 10)
-    drawn = logs[np.random.default_rng(7).integers(0, 10, (10_000, 10))]
-    t = (drawn.mean(axis=1) - logs.mean()) / scipy_stats.sem(drawn, axis=1)
-    low_t, high_t = np.quantile(t, [0.025, 0.975])
-    found = stats.bootstrap_intervals(logs, seed=7)
-    got = found["studentised"]
-    assert math.log(got.low) == pytest.approx(
-        logs.mean() - high_t * scipy_stats.sem(logs), abs=1e-4
-    )
-    assert math.log(got.high) == pytest.approx(
-        logs.mean() - low_t * scipy_stats.sem(logs), abs=1e-4
-    )
-    percentile = found["percentile"]
-    assert got.low < percentile.low < percentile.high < got.high
-
-
-def test_a_bootstrap_without_a_bound_is_nan_not_a_number_made_up() -> None:
-    # A resample of three blocks is one block over and over in one of nine: more than both tails.
-    got = stats.bootstrap_intervals([0.1, 0.2, 0.3])["studentised"]
-    assert math.isnan(got.low)
-    assert math.isnan(got.high)
-
-
 @pytest.mark.parametrize("n", [3, 6, 12])
 def test_drift_is_the_slope_test_of_a_regression(n: int) -> None:
     logs = np.random.default_rng(6).normal(0, 0.03, n)
@@ -102,28 +65,6 @@ def test_lag1_by_hand() -> None:
         for i in range(1, 12):
             draw[row, i] = 0.6 * draw[row, i - 1] + 0.8 * draw[row, i]
     assert 0.25 < np.mean([stats.lag1(row) for row in draw]) < 0.5
-
-
-def test_bounds_over_many_tables_are_those_of_each() -> None:
-    logs = np.random.default_rng(8).normal(0, 0.03, (5, 4, 6))
-    logs[2, 1] = 0.07  # constant
-    bounds = np.stack(stats.t_bounds(logs, 0.95), axis=-1)
-    for place in np.ndindex(5, 4):
-        one = stats.t_interval(logs[place])
-        assert np.exp(bounds[place]) == pytest.approx([one.ratio, one.low, one.high], rel=1e-14)
-    assert bounds[2, 1] == pytest.approx([0.07, 0.07, 0.07], rel=1e-15)
-
-
-def test_constant_ratios_give_a_point_not_nan() -> None:
-    logs = [math.log(1.2)] * 6
-    for got in (stats.t_interval(logs), *stats.bootstrap_intervals(logs).values()):
-        assert (got.low, got.ratio, got.high) == pytest.approx((1.2, 1.2, 1.2), rel=1e-12)
-
-
-@pytest.mark.parametrize("n", [0, 1, 2])
-def test_too_few_blocks(n: int) -> None:
-    with pytest.raises(stats.InsufficientData):
-        stats.t_interval([0.1] * n, min_blocks=3)
 
 
 def test_pairs_are_never_cut_to_the_shorter_side() -> None:
@@ -149,14 +90,6 @@ def test_pairing_removes_what_both_arms_share() -> None:
     assert wide.high - wide.low > 0.05
 
 
-def test_the_t_interval_covers_at_its_nominal_rate() -> None:
-    # 100,000 trials of 6 blocks: the share that covers has a standard error of 0.0007.
-    logs = np.random.default_rng(4).normal(0.1, 0.05, (100_000, 6))
-    _, low, high = stats.t_bounds(logs, 0.95)
-    covered = ((low <= 0.1) & (high >= 0.1)).mean()
-    assert covered == pytest.approx(0.95, abs=4 * 0.0007)
-
-
 def test_welchs_interval_equals_scipys() -> None:
     rng = np.random.default_rng(9)
     top, bottom = rng.normal(0.3, 0.05, 6), rng.normal(0.1, 0.02, 12)
@@ -170,20 +103,6 @@ def test_welchs_interval_equals_scipys() -> None:
 def test_welchs_interval_of_constant_sides_is_a_point() -> None:
     got = stats.welch_interval([math.log(2.0)] * 3, [0.0] * 4)
     assert (got.low, got.ratio, got.high) == pytest.approx((2.0, 2.0, 2.0), rel=1e-12)
-
-
-@pytest.mark.parametrize("statistic", [np.mean, lambda x, axis=-1: np.asarray(x).mean(axis=axis)])
-def test_the_jackknife_behind_bca_leaves_out_one_block_at_a_time(statistic) -> None:  # type: ignore[no-untyped-def]
-    """Case F3: the acceleration rests on n means of n - 1 blocks."""
-    logs = np.random.default_rng(10).exponential(0.05, 7)  # skewed, so that it matters
-    left_out = [statistic(np.delete(logs, i)) for i in range(7)]
-    apart = np.mean(left_out) - left_out
-    acceleration = (apart**3).sum() / (6 * (apart**2).sum() ** 1.5)
-    assert abs(acceleration) > 0.01
-    means = np.array([-1.0, 1.0]) + logs.mean()  # no bias: half of them below
-    tails = stats._bca_tails(logs, means, np.array([0.025, 0.975]))
-    z = scipy_stats.norm.ppf([0.025, 0.975])
-    assert tails == pytest.approx(scipy_stats.norm.cdf(z / (1 - acceleration * z)), rel=1e-9)
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 29])
@@ -202,3 +121,57 @@ def test_the_paired_interval_is_narrow_where_the_unpaired_is_wide() -> None:
     unpaired = stats.welch_interval(np.log(shared), np.log(0.9 * shared))
     assert paired.high - paired.low < 1e-12
     assert unpaired.high - unpaired.low > 0.1
+
+
+def test_constant_ratios_give_a_point_not_nan() -> None:
+    got = stats.t_interval([math.log(1.2)] * 6)
+    assert (got.low, got.ratio, got.high) == pytest.approx((1.2, 1.2, 1.2), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "needed", "said"),
+    [(0, 2, 2), (1, 2, 2), (1, 0, 2), (7, 8, 8)],  # never fewer than two
+)
+def test_too_few_blocks(blocks: int, needed: int, said: int) -> None:
+    with pytest.raises(stats.InsufficientData, match=f"{blocks} valid blocks; {said} are"):
+        stats.check([0.1] * blocks, needed)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_log_ratio_that_is_not_finite_is_refused(bad: float) -> None:
+    with pytest.raises(stats.NonFinite, match=str(bad)):
+        stats.check([0.1, bad, 0.2])
+    assert stats.check([0.1, 0.2], 2).tolist() == [0.1, 0.2]
+
+
+def test_the_t_interval_covers_at_its_nominal_rate() -> None:
+    # 2,000 trials of 6 blocks: the share that covers has a standard error of 0.005.
+    draws = np.random.default_rng(4).normal(0.1, 0.05, (2000, 6))
+    intervals = [stats.t_interval(logs) for logs in draws]
+    covered = np.mean([i.low <= math.exp(0.1) <= i.high for i in intervals])
+    assert covered == pytest.approx(0.95, abs=4 * 0.005)
+
+
+def test_a_bound_past_the_largest_number_is_infinite_never_an_error() -> None:
+    """F3: one far outlier among steady blocks."""
+    assert stats.ratio_of(709.0) == pytest.approx(math.exp(709.0))
+    assert stats.ratio_of(710.0) == math.inf
+    assert stats.ratio_of(-1000.0) == 0.0
+    assert math.isnan(stats.ratio_of(math.nan))
+    got = stats.t_interval([0.0, 10.0], confidence=0.999)
+    assert (got.low, got.high) == (0.0, math.inf)
+    outlier = [0.001, 0.0012, 0.0009, 0.0011, 0.001, 4.0]
+    theirs = scipy_stats.ttest_1samp(outlier, 0).confidence_interval(0.95)
+    assert math.log(stats.t_interval(outlier).high) == pytest.approx(theirs.high)
+    assert stats.welch_interval([0.0, 9000.0], [0.0, 1.0]).high == math.inf
+
+
+def test_drift_p_finds_a_drift_of_one_arm_and_is_uniform_without() -> None:
+    rng = np.random.default_rng(12)
+    flat = [stats.drift_p(row, range(12)) or 0.0 for row in rng.normal(0, 0.03, (1000, 12))]
+    spread = math.sqrt(0.05 * 0.95 / 1e3)
+    assert np.mean(np.array(flat) < 0.05) == pytest.approx(0.05, abs=3 * spread)
+    tilted = rng.normal(0, 0.03, (200, 12)) + np.linspace(0, 0.15, 12)
+    assert np.mean([(stats.drift_p(row, range(12)) or 0.0) < 0.05 for row in tilted]) > 0.8
+    assert stats.drift_p([0.1, 0.2], [0, 1]) is None
+    assert stats.drift_p([0.1] * 6, range(6)) is None

@@ -52,7 +52,7 @@ class Interval:
 
 def ratio_of(log: float) -> float:
     """exp(log); infinite, never an error, where that is no float: a bound may lie anywhere."""
-    return math.exp(log) if log < _LARGEST_LOG else math.inf
+    return math.inf if log > _LARGEST_LOG else math.exp(log)
 
 
 _LARGEST_LOG = math.log(sys.float_info.max)
