@@ -24,6 +24,7 @@ what it attends to. Nothing here is timed.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +50,6 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     names = [name for name in spec["candidates"] if name != spec["reference"]]
     if not names or spec["reference"] not in spec["candidates"]:  # it took the process down before
         return []
-    note(spec["reference"])
     # As many positions as anybody is compared over.
     most = [max(column) for column in zip(*(spec["positions"][name] for name in names))]
     steps = spec["decode_steps"] if set(names) & set(spec["decode"]) else 0
@@ -59,20 +59,28 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     def keep(text: int, first: int, logits: F32) -> None:
         reference[text][first : first + len(logits)] = logits
 
-    feed(model, spec["reference"], spec, most, steps, keep)
+    feed(model, spec["reference"], spec, most, steps, keep, note)
     rows: list[Row] = []
     for name in names:
-        note(name)
         try:
-            rows += _arm(model, name, spec, reference)
+            rows += _arm(model, name, spec, reference, note)
         except Exception as error:
             rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
     return rows
 
 
-def feed(model: Any, name: str, spec: Spec, lengths: list[int], steps: int, take: _Take) -> None:
+def feed(
+    model: Any,
+    name: str,
+    spec: Spec,
+    lengths: list[int],
+    steps: int,
+    take: _Take,
+    note: Callable[[str], None],
+) -> None:
     """Feed the first ``lengths`` positions of each text to a candidate, each after the filled context,
     then ``steps`` of the first text by the decode; ``take`` gets the logits of all of them."""
+    note(name)
     snapshot = None if spec["snapshot"] is None else Snapshot.open(spec["snapshot"])
     filled = 0 if snapshot is None else snapshot.tokens
     with opened(
@@ -86,11 +94,13 @@ def feed(model: Any, name: str, spec: Spec, lengths: list[int], steps: int, take
             fill(session, snapshot)
         for text, (ids, n) in enumerate(zip(spec["texts"], lengths)):
             if n:
+                note(name)
                 _prefill(model, session, ids[:n], spec["threads"], functools.partial(take, text))
                 session.rollback_tail(n)
         if steps:
             decoder = model.decoder(threads=spec["threads"], activations="fp32")
             for step, token in enumerate(spec["texts"][0][:steps]):
+                note(name)
                 take(DECODE, step, decoder.step([session], [token]))
 
 
@@ -107,7 +117,13 @@ def _prefill(
     model.prefill(session, ids, threads=threads, activations="fp32", each=each)
 
 
-def _arm(model: Any, name: str, spec: Spec, reference: dict[int, F32]) -> list[Row]:
+def _arm(
+    model: Any,
+    name: str,
+    spec: Spec,
+    reference: dict[int, F32],
+    note: Callable[[str], None],
+) -> list[Row]:
     lengths = spec["positions"][name]
     steps = spec["decode_steps"] if name in spec["decode"] else 0
     found: dict[int, list[_Compared]] = {}
@@ -116,7 +132,7 @@ def _arm(model: Any, name: str, spec: Spec, reference: dict[int, F32]) -> list[R
         theirs = reference[text][first : first + len(logits)]
         found.setdefault(text, []).append(compare(logits, theirs))
 
-    feed(model, name, spec, lengths, steps, take)
+    feed(model, name, spec, lengths, steps, take, note)
     rows: list[Row] = []
     for text, parts in found.items():
         at = np.concatenate(parts)  # (positions, 3)
@@ -156,16 +172,21 @@ def compare(logits: F32, reference: F32) -> _Compared:
         where a logit is not finite.
     """
     found = np.empty((len(logits), 3))
-    for row, ours, theirs in zip(found, logits.astype(np.float64), reference.astype(np.float64)):
+    # Made once: arrays of this size would come from the kernel, page by page, for every row.
+    p, q, apart = np.empty((3, logits.shape[1]))
+    for row, ours, theirs in zip(found, logits, reference):
         if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
             row[:] = np.nan
             continue
-        apart = theirs - ours
-        p, q = np.exp(theirs - theirs.max()), np.exp(ours - ours.max())
-        # log p - log q is apart but for the two normalisers.
-        normalisers = np.log(q.sum()) + ours.max() - np.log(p.sum()) - theirs.max()
-        row[0] = np.abs(apart).max()
-        row[1] = p @ apart / p.sum() + normalisers
+        np.subtract(theirs, ours, out=apart, dtype=np.float64)
+        top_p, top_q = float(theirs.max()), float(ours.max())
+        np.exp(np.subtract(theirs, top_p, out=p, dtype=np.float64), out=p)
+        np.exp(np.subtract(ours, top_q, out=q, dtype=np.float64), out=q)
+        row[0] = max(apart.max(), -apart.min())
+        # log p - log q is apart but for the two normalisers. No dot product: the workers of a BLAS would
+        # wait busily for the next row.
+        mean = np.multiply(p, apart, out=apart).sum() / p.sum()
+        row[1] = mean + math.log(q.sum()) + top_q - math.log(p.sum()) - top_p
         row[2] = ours.argmax() == theirs.argmax()
     return found
 
