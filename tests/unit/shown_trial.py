@@ -92,7 +92,7 @@ def trial(
             at = {"candidate": arm, "context": 4096, "block": block}
             for step in range(STEPS):
                 add("aa", "m2/step_ms", index=step, value=value, **at)
-    for stage in ("conformance", "parity", "fp16_parity", "m1", "aa", "m2"):
+    for stage in ("conformance", "parity", "m1", "aa", "m2"):
         if stage not in without:
             add(stage, "attempt/complete", value=1.0)
     return events.to_frame(rows)

@@ -653,8 +653,7 @@ def test_a_text_is_fed_after_the_context_and_chunks_are_of_their_text(run, model
         "candidates": ["K1", "K2"],
         "positions": {"K1": [0, 0], "K2": [12, 7]},
         "chunk": 5,
-        "decode_steps": 3,
-        "decode": ["K2"],
+        "decode": {"K2": 3},
         "page_tokens": 16,
         "threads": 1,
     }
@@ -705,8 +704,7 @@ def test_an_arm_that_raises_costs_its_own_rows(run, model, monkeypatch):
         "candidates": ["A2", "K1", "K2"],
         "positions": {"A2": [3], "K1": [3], "K2": [3]},
         "chunk": None,
-        "decode_steps": 0,
-        "decode": [],
+        "decode": {},
         "page_tokens": 16,
         "threads": 1,
     }

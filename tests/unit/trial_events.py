@@ -129,16 +129,7 @@ def _evidence_rows(
     The only place that knows what these events look like.
     """
     found: list[dict[str, Any]] = []
-    at: dict[str, Any] = {"candidate": name}
-    if "quality" not in registration:
-        at |= {"stage": "fp16_parity", "block": 0}
-        for step in range(520):
-            found.append({**at, "metric": "parity/token", "index": step, "value": float(step)})
-            if name == registration["parity"]["baseline"]:
-                found.append({**at, "metric": "parity/margin", "index": step, "value": 9.0})
-        found.append({**at, "metric": "parity/max_abs_logit_difference", "value": difference})
-        return found
-    at["stage"] = "parity"
+    at: dict[str, Any] = {"stage": "parity", "candidate": name}
     rules, parity = registration["quality"], registration["parity"]
 
     def add(metric: str, context: int, values: Sequence[float]) -> None:
@@ -151,6 +142,8 @@ def _evidence_rows(
         chunks = max(parity["chunks"], rules["chunks"])
         add("parity/max_abs_logit_difference", context, [difference] * chunks)
         add("parity/positions", context, [float(rules["chunk_tokens"])] * chunks)
+        decoded = [difference] * parity["decode_steps"]
+        add("parity/decode_max_abs_logit_difference", context, decoded)
         if name in registration["decision"]["profiles"]:
             add("quality/kld", context, [1e-5] * chunks)
             add("quality/worst_kld", context, [1e-4] * chunks)

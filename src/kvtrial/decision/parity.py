@@ -3,12 +3,17 @@
 All texts are teacher-forced, and every logit has to stay within the tolerance that the candidate's profile
 declares: of the baseline's (``parity.baseline``) on the prompt set, and at each filled context of the
 comparison's (``parity.comparison``). The baseline is compared with that one there too: those rows say
-whether the comparison is in parity. No token is judged: where two logits are nearly equal, the last bit of
-a sum picks one.
+whether the comparison is in parity. Texts go through the causal block form, whose kernel several stores
+share, and a few steps through the decode, whose kernel is an arm's own. No token is judged: where two logits
+are nearly equal, the last bit of a sum picks one.
+
+Beyond its trained length a model amplifies that last bit. There the tolerances are wider, for FP32 arms
+(``parity.tolerance_beyond``), and an arm of a profile without one is reported only.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -32,7 +37,7 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
     left_out = skipped(events, protocol)
     held = [context for context in contexts(protocol) if context not in left_out]
     found = {
-        name: _of(tables, name, profile_of[name], held, rules)
+        name: _of(tables, name, profile_of[name], held, protocol, trained_length(events))
         for name in protocol["candidates"]
         if name != baseline and name in profile_of
     }
@@ -54,6 +59,20 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
 def contexts(protocol: dict[str, Any]) -> list[int]:
     """The filled contexts of the deciding cells, ascending."""
     return sorted({cell["context"] for cell in protocol["cells"] if cell["role"] != "extra"})
+
+
+def trained_length(events: pd.DataFrame) -> int | None:
+    """Positions that the model was trained for; None where the events don't say."""
+    rows = events[(events["stage"] == "run") & (events["metric"] == "run/context_length")]
+    texts = [text for text in rows["text"] if text.isdecimal()]
+    return int(texts[0]) if texts else None
+
+
+def within(protocol: dict[str, Any], context: int, trained: int) -> bool:
+    """Whether all that is fed after a context lies within the model's trained length."""
+    rules = protocol["quality"]
+    longest = math.ceil(rules["chunks"] / rules["places"]) * rules["chunk_tokens"]
+    return bool(context + longest <= trained)
 
 
 def read(events: pd.DataFrame) -> Tables:
@@ -79,39 +98,55 @@ def skipped(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[int, str]:
 
 
 def _of(
-    tables: Tables, name: str, profile: str, contexts: list[int], rules: dict[str, Any]
+    tables: Tables,
+    name: str,
+    profile: str,
+    held: list[int],
+    protocol: dict[str, Any],
+    trained: int | None,
 ) -> dict[str, Any]:
-    tolerance = rules["logits_tolerance"][profile]
+    rules = protocol["parity"]
     few = name == rules["comparison"] or name in rules["slow"]
-    wanted = {PROMPTS: rules["prompts"]}
-    wanted |= dict.fromkeys(contexts, rules["slow_chunks" if few else "chunks"])
+    chunks = rules["slow_chunks" if few else "chunks"]
     reasons, by_context, overall = [], [], 0.0
-    for context, needed in wanted.items():
-        where = "the prompt set" if context == PROMPTS else f"context {context}"
+    for context in [PROMPTS, *held]:
+        texts, steps = (chunks, rules["decode_steps"]) if context else (rules["prompts"], 0)
+        where = f"context {context}" if context else "the prompt set"
+        beyond = trained is not None and not within(protocol, context, trained)
+        # None: nothing is declared for a profile there.
+        tolerance = rules["tolerance_beyond" if beyond else "logits_tolerance"].get(profile)
         # A difference has no sign: the baseline's rows say what the comparison's would.
-        pair = rules["baseline"] if name == rules["comparison"] and context != PROMPTS else name
+        pair = rules["baseline"] if name == rules["comparison"] and context else name
         at = tables.get((pair, context), {})
-        differences = at.get("parity/max_abs_logit_difference", {})
-        have = len(differences.keys() & set(range(needed)))
+        fed, decoded = (
+            at.get(f"parity/{kind}max_abs_logit_difference", {}) for kind in ("", "decode_")
+        )
+        have = len(fed.keys() & set(range(texts))), len(decoded.keys() & set(range(steps)))
         # np.max rather than max: a NaN among them stays.
-        largest = float(np.max([*differences.values()] or [np.nan]))
-        overall = float(np.maximum(overall, largest))  # a NaN stays
-        if have < needed:
-            reasons.append(f"parity: not shown at {where}: {have} of {needed} texts were compared")
-        elif not largest <= tolerance:
-            reasons.append(
-                f"parity: at {where} a logit differs by {largest:.4g}; declared tolerance {tolerance:g}"
-            )
+        largest = float(np.max([*fed.values(), *decoded.values()] or [np.nan]))
+        if tolerance is not None:
+            overall = float(np.maximum(overall, largest))  # a NaN stays
+            if have[0] < texts or have[1] < steps:
+                reasons.append(
+                    f"parity: not shown at {where}: {have[0]} of {texts} texts and {have[1]} of {steps} "
+                    "decoded steps were compared"
+                )
+            elif not largest <= tolerance:
+                reasons.append(
+                    f"parity: at {where} a logit differs by {largest:.4g}; declared tolerance {tolerance:g}"
+                )
         by_context.append(
             {
                 "context": context,
-                "texts": have,
+                "texts": have[0],
                 "positions": int(sum(at.get("parity/positions", {}).values())),
+                "decoded_steps": len(decoded),
                 "max_abs_logit_difference": digits(largest),
+                "tolerance": tolerance,
             }
         )
     return {
-        "tolerance": tolerance,
+        "tolerance": rules["logits_tolerance"][profile],
         "max_abs_logit_difference": digits(overall),
         "by_context": by_context,
         "reasons": reasons,

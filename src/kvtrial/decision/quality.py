@@ -20,22 +20,15 @@ from kvtrial.decision import parity
 from kvtrial.decision.contrasts import digits
 
 
-def within(protocol: dict[str, Any], context: int, trained: int) -> bool:
-    """Whether all of a context's chunks lie within the model's trained length."""
-    rules = protocol["quality"]
-    longest = math.ceil(rules["chunks"] / rules["places"]) * rules["chunk_tokens"]
-    return bool(context + longest <= trained)
-
-
 def chunks(protocol: dict[str, Any], context: int, trained: int) -> int:
     """Chunks that are registered for a profile's arm at a context."""
-    gated = within(protocol, context, trained)
+    gated = parity.within(protocol, context, trained)
     return int(protocol["quality"]["chunks" if gated else "reported_chunks"])
 
 
 def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Profile's arm → ``shown``, ``reasons`` why not, ``contexts`` and ``decode`` with the figures."""
-    trained = trained_length(events)
+    trained = parity.trained_length(events)
     tables, skipped = parity.read(events), parity.skipped(events, protocol)
     reference = protocol["parity"]["comparison"]
     in_doubt = parity.judge(events, protocol)["candidates"].get(reference, {}).get("reasons")
@@ -67,13 +60,6 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, dict[str,
     return result
 
 
-def trained_length(events: pd.DataFrame) -> int | None:
-    """Positions that the model was trained for; None where the events don't say."""
-    rows = events[(events["stage"] == "run") & (events["metric"] == "run/context_length")]
-    texts = [text for text in rows["text"] if text.isdecimal()]
-    return int(texts[0]) if texts else None
-
-
 def _context(
     tables: parity.Tables,
     name: str,
@@ -83,7 +69,7 @@ def _context(
     skipped: dict[int, str],
 ) -> dict[str, Any]:
     rules = protocol["quality"]
-    gated = trained is not None and within(protocol, context, trained)
+    gated = trained is not None and parity.within(protocol, context, trained)
     found: dict[str, Any] = {"context": context, "gated": gated}
     own = tables.get((name, context), {})
     kld, agrees, sizes = (
@@ -132,7 +118,7 @@ def _decode(
     context, steps = rules["decode"]["context"], rules["decode"]["steps"]
     own = tables.get((name, context), {})
     kld, agrees = (own.get(f"quality/decode_{m}", {}) for m in ("kld", "top1_agrees"))
-    gated = trained is not None and within(protocol, context, trained)
+    gated = trained is not None and parity.within(protocol, context, trained)
     found: dict[str, Any] = {"context": context, "steps": len(kld), "gated": gated}
     if not all(step in kld and step in agrees for step in range(steps)):
         reasons = [f"quality: {len(kld)} of {steps} decoded steps were compared at {context}"]

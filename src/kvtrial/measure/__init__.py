@@ -43,6 +43,7 @@ parity/max_abs_logit_difference  from the reference's logits, the largest of the
 quality/kld                   Kullback-Leibler divergence from the reference, nats, mean over the chunk
 quality/worst_kld             of its worst position
 quality/top1_agrees           positions of the chunk whose likeliest token is the reference's
+parity/decode_max_abs_logit_difference  the same of one decoded step; index: step
 quality/decode_kld            divergence of one decoded step; index: step
 quality/decode_top1_agrees    1 where its likeliest token is the reference's
 direct/step_ms                one step; text: "append" or "direct"; index: step

@@ -10,11 +10,13 @@ reference     the candidate that the others are compared with
 positions     candidate → how many positions of each text it is compared over
 candidates    those of them to run
 chunk         positions that one row tells of, as their mean; null: a text is one chunk
-decode_steps  steps of the decode that is compared too, fed with the first text; 0: none
-decode        candidates that take part in it
+decode        candidate → steps of the decode that are compared too, fed with the first text
 page_tokens   P
 threads       of prefill, decoder and stores
 ============  ======================================================================================
+
+The causal block form says what was stored, and the decode that the kernel which is timed reads it: stores of
+other kernels may share the block form's.
 
 Chunk ``j`` of text ``t`` has the number ``t + j * texts``, the column ``index``, so that the first
 chunks lie in all texts. A chunk is part of its text: what a candidate stored of the text before it is
@@ -42,6 +44,12 @@ _Compared = npt.NDArray[np.float64]
 #: Text, or `DECODE`; number of the first position; logits (m, V).
 _Take = Callable[[int, int, F32], object]
 DECODE = -1
+#: What `compare` finds, of a decoded step.
+DECODED = (
+    "parity/decode_max_abs_logit_difference",
+    "quality/decode_kld",
+    "quality/decode_top1_agrees",
+)
 
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
@@ -52,7 +60,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
         return []
     # As many positions as anybody is compared over.
     most = [max(column) for column in zip(*(spec["positions"][name] for name in names))]
-    steps = spec["decode_steps"] if set(names) & set(spec["decode"]) else 0
+    steps = max((spec["decode"].get(name, 0) for name in names), default=0)
     lengths = dict(enumerate(most)) | {DECODE: steps}
     reference = {text: np.empty((n, model.config.vocab), np.float32) for text, n in lengths.items()}
 
@@ -125,7 +133,7 @@ def _arm(
     note: Callable[[str], None],
 ) -> list[Row]:
     lengths = spec["positions"][name]
-    steps = spec["decode_steps"] if name in spec["decode"] else 0
+    steps = spec["decode"].get(name, 0)
     found: dict[int, list[_Compared]] = {}
 
     def take(text: int, first: int, logits: F32) -> None:
@@ -138,9 +146,9 @@ def _arm(
         at = np.concatenate(parts)  # (positions, 3)
         if text == DECODE:
             rows += [
-                {"candidate": name, "metric": f"quality/decode_{metric}", "index": step, "value": v}
-                for metric, column in (("kld", 1), ("top1_agrees", 2))
-                for step, v in enumerate(at[:, column].tolist())
+                {"candidate": name, "metric": metric, "index": step, "value": value}
+                for metric, column in zip(DECODED, at.T)
+                for step, value in enumerate(column.tolist())
             ]
             continue
         chunk = spec["chunk"] or len(at)

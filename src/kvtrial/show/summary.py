@@ -236,6 +236,7 @@ SERIES = ("m2/step_ms", "m2/attention_ms", "m1/attention_ms", "direct/step_ms")
 _AS_ONE: dict[str, Callable[[Any], Any]] = {
     "parity/positions": np.sum,
     "parity/max_abs_logit_difference": np.max,
+    "parity/decode_max_abs_logit_difference": np.max,
     "quality/kld": np.mean,
     "quality/worst_kld": np.max,
     "quality/top1_agrees": np.sum,

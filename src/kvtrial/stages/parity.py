@@ -54,6 +54,14 @@ def chunks(registered: dict[str, Any], name: str, context: int, trained: int) ->
     return int(rules["slow_chunks" if name in rules["slow"] else "chunks"])
 
 
+def decode_steps(registered: dict[str, Any], name: str, context: int) -> int:
+    """Decoded steps over which a candidate is compared at a context."""
+    decode = registered["quality"]["decode"]
+    if name in registered["decision"]["profiles"] and context == decode["context"]:
+        return int(decode["steps"])
+    return int(registered["parity"]["decode_steps"])
+
+
 def positions(registered: dict[str, Any], count: int) -> list[int]:
     """Positions of each place that so many chunks have, which lie in the places by turns."""
     places, tokens = registered["quality"]["places"], registered["quality"]["chunk_tokens"]
@@ -69,8 +77,7 @@ def prompts_spec(stage: Stage, arms: list[str]) -> dict[str, Any]:
         "reference": stage.protocol["parity"]["baseline"],
         "positions": {name: [len(ids) for ids in texts] for name in arms},
         "chunk": None,
-        "decode_steps": 0,
-        "decode": [],
+        "decode": {},
     }
 
 
@@ -79,7 +86,7 @@ def context_spec(
 ) -> dict[str, Any]:
     """A filled context, against the comparison, the baseline among the others."""
     registered = stage.protocol
-    rules, decode = registered["quality"], registered["quality"]["decode"]
+    rules = registered["quality"]
     lengths = {
         name: positions(registered, chunks(registered, name, context, trained)) for name in arms
     }
@@ -90,8 +97,7 @@ def context_spec(
         "reference": registered["parity"]["comparison"],
         "positions": lengths,
         "chunk": rules["chunk_tokens"],
-        "decode_steps": decode["steps"] if context == decode["context"] else 0,
-        "decode": [name for name in arms if name in registered["decision"]["profiles"]],
+        "decode": {name: decode_steps(registered, name, context) for name in arms},
     }
 
 
