@@ -27,7 +27,7 @@ def spec(tmp_path, monkeypatch):
     for name in "kv":
         rows = draw.standard_normal((2, ROWS, 2, 32), dtype=np.float32)
         np.save(tmp_path / f"{name}.npy", rows)
-    (tmp_path / "tokens.json").write_text(json.dumps({"next_id": 1}))
+    (tmp_path / "tokens.json").write_text(json.dumps({"next_id": 1, "forced": []}))
     return {
         "candidates": ["plain", "Z2", "Z1"],
         "folder": str(tmp_path / "scratch"),
@@ -117,7 +117,9 @@ def test_prefills_of_the_same_tokens_are_measured(spec, tmp_path, monkeypatch):
     for name in "kv":
         rows = np.zeros((shape["layers"], ROWS, shape["kv_heads"], shape["head_dim"]), np.float32)
         np.save(tmp_path / f"{name}.npy", rows)
-    (tmp_path / "tokens.json").write_text(json.dumps({"next_id": 1, "ids": [1] * ROWS}))
+    (tmp_path / "tokens.json").write_text(
+        json.dumps({"next_id": 1, "forced": [], "ids": [1] * ROWS})
+    )
     rows = restore.measure({**spec, "candidates": ["recompute"], "shape": shape}, lambda name: None)
     assert [(r["candidate"], r["metric"], r["context"]) for r in rows] == [
         ("recompute", "cold/recompute_ms", 16),

@@ -125,5 +125,5 @@ def test_both_head_shapes_are_measured_with_all_threads_too() -> None:
     [([0], 32 + 0.25 * 31 * 32 / 2), ([], 0.0), ([1], 8 + 0.25 * 7 * 8 / 2)],
 )
 def test_contexts_that_are_filled_already_cost_nothing(missing: list[int], seconds: float) -> None:
-    plan = workload.Plan(SHAPE, {}, {512: 2, 4096: 2, 16384: 1}, [[], []], "id", Path("base"))
+    plan = workload.Plan(SHAPE, {}, {512: 2, 4096: 2, 16384: 1}, [[], []], {}, "id", Path("base"))
     assert estimate.workload_seconds(speed(), plan, missing) == pytest.approx(seconds)

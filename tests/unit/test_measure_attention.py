@@ -24,7 +24,7 @@ def snapshot(tmp_path):
     for name in ("k", "v"):
         rows = draw.standard_normal((2, TOKENS, 2, 32), np.float32)
         np.save(tmp_path / f"{name}.npy", rows)
-    (tmp_path / "tokens.json").write_text(json.dumps({"next_id": 11}))
+    (tmp_path / "tokens.json").write_text(json.dumps({"next_id": 11, "forced": []}))
     return tmp_path
 
 

@@ -3,6 +3,7 @@ test.
 """
 
 import copy
+import dataclasses
 import itertools
 import json
 import math
@@ -17,7 +18,7 @@ from kvtrial.contract import Capability, Profile
 from kvtrial.host import build, machine
 from kvtrial.measure import block, child, clock, exclusive, parity
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
-from kvtrial.run import events, models, protocol
+from kvtrial.run import corpus, events, models, protocol
 from kvtrial.run.journal import Journal
 from kvtrial.run.layout import STAGES
 from kvtrial.stages import aa, control, direct_write, estimate, m1, m2, workload
@@ -139,12 +140,53 @@ def test_a_snapshot_is_the_prefill_and_goes_on_as_if_never_interrupted(run, mode
         return found
 
     with opened(BASELINE, shape, tokens=64, sessions=1, page_tokens=16) as (_, (session,)):
-        logits = model.prefill(session, ids)
+        logits = model.prefill(session, ids, activations="fp32")
         assert int(logits.argmax()) == snapshot.next_id
         uninterrupted = decode(session, snapshot.next_id)
     with opened(BASELINE, shape, tokens=64, sessions=1, page_tokens=16) as (_, (session,)):
         fill(session, snapshot)
         assert decode(session, snapshot.next_id) == uninterrupted
+
+
+def test_rows_come_from_fp32_activations_and_the_stream_is_the_text_that_follows(run, model):
+    (folder,) = folders(run, 48)
+    tokens = json.loads((folder / "tokens.json").read_text())
+    text = model.tokenizer.encode(corpus.load_text())
+    snapshot = Snapshot.open(folder)
+    assert tokens["ids"] == text[:48]
+    assert snapshot.forced.dtype == np.int64 and snapshot.forced.tolist() == text[48 : 48 + 512]
+    off = {}
+    for activations in ("fp32", "quantised"):
+        with opened("K1", shape_of(model), tokens=48, page_tokens=16) as (_, (session,)):
+            model.prefill(session, tokens["ids"], activations=activations)
+            k, v = session.read(1, np.arange(48))
+        off[activations] = max(np.abs(k - snapshot.k[1]).max(), np.abs(v - snapshot.v[1]).max())
+    assert off["fp32"] < 1e-5 < 1e-3 < off["quantised"]
+
+
+def test_another_way_of_making_is_another_workload(run, arguments, monkeypatch):
+    (folder,) = folders(run, 48)
+    stage = Stage.from_command_line("workload", "", arguments)
+    before = workload.Plan.of(stage)
+    assert before.folders(0)[48] == folder.relative_to(run.parent)
+    assert before.incomplete(run.parent) == []
+    found = {before.workload_id}
+    built = build.facts()
+    monkeypatch.setattr(workload.build, "facts", lambda: {**built, "build_id": "0" * 12})
+    found.add(workload.Plan.of(stage).workload_id)
+    assert workload.Plan.of(stage).incomplete(run.parent) == [0, 1]
+    monkeypatch.undo()
+    monkeypatch.setattr(workload, "ACTIVATIONS", "quantised")
+    found.add(workload.Plan.of(stage).workload_id)
+    monkeypatch.undo()
+    stage.protocol["page_tokens"] = 32
+    found.add(workload.Plan.of(stage).workload_id)
+    assert len(found) == 4
+    # Not even one that lies where another should: its own facts are looked at too.
+    wanted = {**before.facts, **workload.tokens_of(before.texts[0], 48)}
+    assert workload.is_whole(folder, wanted)
+    for key in ("model_sha256", "made", "forced"):
+        assert not workload.is_whole(folder, {**wanted, key: None})
 
 
 def test_measured_rows_are_ordinary_numbers(run):
@@ -206,7 +248,8 @@ def test_the_estimate_asks_every_arm_and_prefills_only_what_is_missing(
     shutil.copytree(run.parent / "workloads", copied.parent / "workloads")
     assert estimate.main(["--run-dir", str(copied), "--gguf", arguments[3]]) == 0
     (missing, rows), (there, others) = asked
-    assert (missing["prefill"], there["prefill"]) == ({"store": "K1", "chunk": 48}, None)
+    way = {"store": "K1", "activations": "fp32", "chunk": 48}
+    assert (missing["prefill"], there["prefill"]) == (way, None)
     found = {(r["metric"], r.get("candidate"), r.get("index")) for r in rows}
     contexts = {**dict.fromkeys(ARMS, (32, 48)), "C0": (32,)}
     for name, own in contexts.items():
@@ -285,7 +328,8 @@ def test_a_store_that_drops_old_rows_while_it_decodes_is_caught(run, model):
         again = block._checked([session], [snapshot], Profile.FP32, 5, {})
         assert again["index"] == honest["index"]
     with opened("K1", shape_of(model), tokens=tokens, page_tokens=16) as (_, (session,)):
-        dropping = Snapshot(snapshot.k * (np.arange(48) >= 16)[None, :, None, None], snapshot.v, 0)
+        rows = np.arange(48)[None, :, None, None]
+        dropping = dataclasses.replace(snapshot, k=snapshot.k * (rows >= 16))
         fill(session, dropping)
         assert block._checked([session], [snapshot], Profile.FP32, 5, {})["value"] > 100
 
@@ -328,7 +372,7 @@ def test_no_arm_allocates_in_a_step(run):
 def test_a_clock_that_stands_still_fails_the_arm(run, model, monkeypatch):
     """Case F11, in the decode."""
     monkeypatch.setattr(clock, "now_ns", lambda: 7)
-    monkeypatch.setattr(block.models, "load_model", lambda path: model)
+    monkeypatch.setattr(block.engine, "load", lambda path: model)
     spec = {
         "gguf": "",
         "candidates": ["K1"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 import sys
 import zipfile
@@ -185,9 +186,13 @@ def test_sessions_share_no_part_of_the_text(tmp_path):
     tokenizer = Tokenizer(read_gguf(models.fetch("tiny-llama", tmp_path / "x.gguf")))
     ids = tokenizer.encode(corpus.load_text())
     slices = [corpus.session_tokens(tokenizer, 16384, session) for session in range(4)]
-    assert [i for part in slices for i in part] == ids[: 4 * 16384]
-    with pytest.raises(WorkloadError, match=f"the workload text has {len(ids)}"):
-        corpus.session_tokens(tokenizer, 16384, 100)
+    assert [i for part in slices for i in part[:16384]] == ids[: 4 * 16384]
+    # What follows is the text's own next tokens, which also begin the next session's part.
+    assert all(one[16384:] == other[:512] for one, other in itertools.pairwise(slices))
+    whole = len(ids) - corpus.FORCED_TOKENS
+    assert corpus.session_tokens(tokenizer, whole, 0) == ids
+    with pytest.raises(WorkloadError, match=f"needs {len(ids) + 1} .* text has {len(ids)};"):
+        corpus.session_tokens(tokenizer, whole + 1, 0)
     with pytest.raises(WorkloadError, match="context is 0"):
         corpus.session_tokens(tokenizer, 0, 0)
 

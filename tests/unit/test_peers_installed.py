@@ -54,7 +54,7 @@ def filled(tmp_path_factory):
         logits = model.decoder(activations="fp32").step([session], [next_id])[0].copy()
     for name, side in (("k", 0), ("v", 1)):
         np.save(folder / f"{name}.npy", np.stack([rows[side] for rows in layers]))
-    (folder / "tokens.json").write_text(json.dumps({"ids": ids, "next_id": next_id}))
+    (folder / "tokens.json").write_text(json.dumps({"ids": ids, "forced": [], "next_id": next_id}))
     return gguf, folder, ids, next_id, logits
 
 

@@ -9,7 +9,8 @@ page_tokens     P
 probes          passes of the probes, as registered
 baseline        of the parity check
 prompts         token ids of some of its prompts, as many as it runs in lockstep
-prefill         store and chunk (positions) that contexts are filled by; null where all of them are there
+prefill         store, activations and chunk (positions) that contexts are filled by; null where all of
+                them are there
 ==============  ====================================================================================
 
 Nothing is decided from these numbers, which are seconds:
@@ -29,6 +30,7 @@ calibrate/prefill_s     a chunk on all CPUs; ``index``: positions filled before
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 import time
@@ -88,7 +90,7 @@ def _probe(spec: Spec) -> Row:
 
 def _arm(model: Any, name: str, snapshot: Snapshot, context: int, spec: Spec) -> list[Row]:
     """A block's arm with few steps."""
-    own = Snapshot(snapshot.k[:, :context], snapshot.v[:, :context], snapshot.next_id)
+    own = dataclasses.replace(snapshot, k=snapshot.k[:, :context], v=snapshot.v[:, :context])
     few = {"warmup_steps": 1, "decode_steps": STEPS - 1, "threads": 1, "seed": 0}
     start = time.monotonic()
     _, decoded = block.run_arm(model, name, [own], {**spec, **few}, None, {})
@@ -143,7 +145,7 @@ def _chunk_s(model: Any, snapshot: Snapshot, filled: int, ids: Any, spec: Spec) 
     ) as (_, (session,)):
         fill(session, snapshot, filled)
         start = time.monotonic()
-        model.prefill(session, ids, threads=threads)
+        model.prefill(session, ids, threads=threads, activations=spec["prefill"]["activations"])
         return time.monotonic() - start
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvtrial.candidates import get, open_store
-from kvtrial.contract import Capability, KVSession, KVStore
+from kvtrial.contract import I64, Capability, KVSession, KVStore
 from kvtrial.host import machine
 
 #: Pages a layer and session beyond the filled ones: the append and branch costs need room.
@@ -28,12 +28,13 @@ class Snapshot:
     """One session's filled context, as `kvtrial.stages.workload` wrote it.
 
     ``k`` and ``v`` are float32 (L, N, H_kv, D), memory-mapped; ``next_id`` is the greedy token
-    after the context.
+    after the context; ``forced`` int64 (F,) are the text's own tokens there, which every arm is fed.
     """
 
     k: np.ndarray
     v: np.ndarray
     next_id: int
+    forced: I64
 
     @classmethod
     def open(cls, folder: str | Path) -> Snapshot:
@@ -44,15 +45,16 @@ class Snapshot:
             k=np.load(folder / "k.npy", mmap_mode="r"),
             v=np.load(folder / "v.npy", mmap_mode="r"),
             next_id=int(tokens["next_id"]),
+            forced=np.array(tokens["forced"], np.int64),
         )
 
     @classmethod
     def synthetic(cls, shape: dict[str, int], tokens: int, seed: int) -> Snapshot:
-        """Rows drawn from the normal law, for a shape that no model at hand has."""
+        """Rows drawn from the normal law, for a shape that no model at hand has; no stream follows."""
         draw = np.random.default_rng(seed)
         size = (shape["layers"], tokens, shape["kv_heads"], shape["head_dim"])
         k, v = (draw.standard_normal(size, np.float32) for _ in range(2))
-        return cls(k, v, next_id=0)
+        return cls(k, v, next_id=0, forced=np.zeros(0, np.int64))
 
     @property
     def tokens(self) -> int:

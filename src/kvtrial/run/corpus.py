@@ -11,6 +11,8 @@ from kvtrial.host import paths
 
 TEXT_NAME = "devils-dictionary.txt"
 TEXT_SHA256 = "4e7f2ffe899bcddcbce11cd7acd119c257d77cc9a2fc39fe5811e7c6db85cec3"
+#: The forced stream: so many of the text's own tokens follow a filled context, and every arm is fed them.
+FORCED_TOKENS = 512
 
 
 def load_text(path: str | Path | None = None) -> str:
@@ -33,29 +35,30 @@ def load_text(path: str | Path | None = None) -> str:
 
 
 def session_tokens(tokenizer: Tokenizer, context: int, session: int) -> list[int]:
-    """Token ids that fill one session's context.
+    """Token ids of one session: those that fill its context, and `FORCED_TOKENS` that follow in the text.
 
     Parameters
     ----------
     context : int
-        Tokens wanted, at least 1.
+        Tokens that fill it, at least 1.
     session : int
-        Number of the session from 0; different sessions get different parts of the text.
+        Number of the session from 0; different sessions are filled by different parts of the text.
 
     Raises
     ------
     WorkloadError
-        The text has fewer than (session + 1) x context tokens.
+        The text has fewer than (session + 1) x context + `FORCED_TOKENS` tokens.
     """
     if context < 1 or session < 0:
         raise WorkloadError(
             f"context is {context}, session {session}; allowed: context from 1, session from 0"
         )
     ids = tokenizer.encode(load_text())
-    start, stop = session * context, (session + 1) * context
+    start, stop = session * context, (session + 1) * context + FORCED_TOKENS
     if stop > len(ids):
         raise WorkloadError(
-            f"session {session} of context {context} needs {stop} tokens; the workload text has "
-            f"{len(ids)}; lower contexts or sessions in config/protocol.yaml"
+            f"session {session} of context {context} needs {stop} tokens with the {FORCED_TOKENS} of its "
+            f"forced stream; the workload text has {len(ids)}; lower contexts or sessions in "
+            "config/protocol.yaml"
         )
     return ids[start:stop]

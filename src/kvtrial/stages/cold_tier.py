@@ -40,7 +40,8 @@ def block_spec(stage: Stage, block: Block, folder: Path) -> dict[str, Any]:
         "snapshot": stage.snapshots(block.cell["context"], 1)[0],
         "store": STORE,
         "shape": stage.workload["shape"],
-        "model_sha256": stage.model["sha256"],
+        # The workload's name says how the rows were made: rows of another way are never restored.
+        "model_sha256": f"{stage.model['sha256']}+{stage.workload['workload_id']}",
         "page_tokens": stage.protocol["page_tokens"],
         "prefix_tokens": stage.protocol["cold"]["prefix_tokens"],
         "gguf": str(stage.gguf),

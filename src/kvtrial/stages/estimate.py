@@ -205,8 +205,8 @@ def stage_seconds(
         return float(first + cell.get("max_blocks", first)) / 2
 
     entrants = len(registered.entrants(protocol))
-    cold, parity = protocol["cold"], protocol["parity"]
-    a_prompt = speed.prompt_s + (parity["steps_per_prompt"] - 1) * speed.exact_step_s
+    cold, greedy = protocol["cold"], protocol["parity"]
+    a_prompt = speed.prompt_s + (greedy["steps_per_prompt"] - 1) * speed.exact_step_s
     groups = math.ceil(prompts / parity.PROMPTS_A_PROCESS)
     found = {
         "conformance": CONFORMANCE_S
@@ -251,6 +251,11 @@ def calibrate(
     contexts = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
     if "control" in stage.protocol:
         contexts[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
+    prefill = {
+        "store": workload.STORE,
+        "activations": workload.ACTIVATIONS,
+        "chunk": chunk(plan),
+    }
     spec = {
         "gguf": str(stage.gguf),
         "candidates": {
@@ -260,7 +265,7 @@ def calibrate(
         "probes": stage.protocol["probes"],
         "baseline": stage.protocol["parity"]["baseline"],
         "prompts": prompts[: parity.PROMPTS_A_PROCESS],
-        "prefill": {"store": workload.STORE, "chunk": chunk(plan)} if missing else None,
+        "prefill": prefill if missing else None,
     }
 
     def left_out(name: str, what: str) -> None:

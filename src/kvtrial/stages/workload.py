@@ -11,8 +11,10 @@ folder, and the shape of the stores::
      "skipped": {"16384x4x1": "4 sessions of 16384 positions need …"}}
 
 The smaller contexts of a session are prefixes of its larger ones, so one prefill passes through
-all. What the snapshots rest on is in their name: the model's bytes and the text's tokens. A later
-build loads what an earlier one made; every candidate loads the same.
+all. With each snapshot comes its forced stream, the text's own next tokens (``forced`` in
+``tokens.json``). What the snapshots rest on is in their name: the model's bytes, the text's tokens
+and the way of making (`way`). So one that was made another way is never loaded, and every candidate
+loads the same.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from kvtrial.decision import gates
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
-from kvtrial.host import machine
+from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.stores import budget_bytes, opened, shape_of
@@ -45,6 +47,8 @@ from kvtrial.stages.progress import Progress
 
 #: The store that the prefill runs on.
 STORE = "K1"
+#: Of the prefill: rows are as exact as they get, so that no arm is measured on another one's rounding.
+ACTIVATIONS = "fp32"
 
 
 #: Beside pool and weights, a measured process holds probes and the interpreter.
@@ -85,42 +89,63 @@ def contexts(protocol: dict[str, Any], cells: list[Cell]) -> dict[int, int]:
     return needed
 
 
-def is_whole(folder: Path, ids: list[int]) -> bool:
-    """Whether a snapshot of these tokens lies there and its files are what it says."""
+def way(page_tokens: int) -> dict[str, Any]:
+    """How snapshots are made here: whatever changes a bit of their rows, but for model and text."""
+    return {
+        "activations": ACTIVATIONS,
+        "store": STORE,
+        "page_tokens": page_tokens,
+        "build_id": build.facts()["build_id"],
+    }
+
+
+def facts(model: dict[str, Any], page_tokens: int) -> dict[str, Any]:
+    """What ``tokens.json`` says of a snapshot beside its tokens; ``model`` has name and sha256."""
+    return {"model": model["name"], "model_sha256": model["sha256"], "made": way(page_tokens)}
+
+
+def tokens_of(ids: list[int], context: int) -> dict[str, list[int]]:
+    """``ids`` that fill a context, and the ``forced`` stream behind them, of a session's tokens."""
+    return {"ids": ids[:context], "forced": ids[context : context + corpus.FORCED_TOKENS]}
+
+
+def is_whole(folder: Path, facts: dict[str, Any]) -> bool:
+    """Whether a snapshot of which these facts are true lies there and its files are what it says."""
     try:
-        tokens = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    if tokens.get("ids") != ids:
+    if not facts.items() <= found.items():
         return False
     return all(
-        (folder / name).is_file() and _sha256(folder / name) == tokens["sha256"][name]
+        (folder / name).is_file() and _sha256(folder / name) == found["sha256"][name]
         for name in ("k.npy", "v.npy")
     )
 
 
-def save(folder: Path, session: KVSession, ids: list[int], facts: dict[str, Any]) -> None:
-    """Write a session's rows as a snapshot, beside and renamed."""
+def save(folder: Path, session: KVSession, facts: dict[str, Any]) -> None:
+    """Write the rows of a session's ``facts["ids"]`` as a snapshot, beside and renamed."""
+    rows = len(facts["ids"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     try:
         spec = session.store.spec
-        shape = (spec.layers, len(ids), spec.kv_heads, spec.head_dim)
+        shape = (spec.layers, rows, spec.kv_heads, spec.head_dim)
         files = {
             name: np.lib.format.open_memmap(
                 beside / f"{name}.npy", mode="w+", dtype=np.float32, shape=shape
             )
             for name in ("k", "v")
         }
-        positions = np.arange(len(ids), dtype=np.int64)
+        positions = np.arange(rows, dtype=np.int64)
         for layer in range(spec.layers):
             files["k"][layer], files["v"][layer] = session.read(layer, positions)
         for file in files.values():
             file.flush()
         sums = {name: _sha256(beside / name) for name in ("k.npy", "v.npy")}
-        write_text(beside / "tokens.json", json.dumps({**facts, "ids": ids, "sha256": sums}))
+        write_text(beside / "tokens.json", json.dumps({**facts, "sha256": sums}))
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
     finally:
@@ -151,7 +176,8 @@ def prefill(
 ) -> None:
     """One session's snapshots: ``folders`` maps each context, ascending, to its folder.
 
-    ``report`` is told the share of the work that is done.
+    ``ids`` fill the largest one and go on with its forced stream; ``report`` is told the share of the
+    work that is done.
     """
     threads = machine.usable_cpus()
     with opened(
@@ -163,17 +189,19 @@ def prefill(
                 session,
                 ids[done:context],
                 threads=threads,
+                activations=ACTIVATIONS,
                 progress=lambda n, _, before=done: report(share_done(before + n, max(folders))),
             )
             done = context
             beyond = context > model.config.context_length
-            own = {**facts, "next_id": int(logits.argmax()), "beyond_training_context": beyond}
-            save(folder, session, ids[:context], own)
+            own = {"next_id": int(logits.argmax()), "beyond_training_context": beyond}
+            save(folder, session, {**facts, **tokens_of(ids, context), **own})
 
 
-def identity(model_sha256: str, texts: list[list[int]]) -> str:
-    """12 hex digits of what snapshots rest on: the model's bytes and the text's tokens."""
-    return hashlib.sha256(json.dumps([model_sha256, texts]).encode()).hexdigest()[:12]
+def identity(facts: dict[str, Any], texts: list[list[int]]) -> str:
+    """12 hex digits of what snapshots rest on: the model's bytes, the way of making and the tokens."""
+    parts = [facts["model_sha256"], facts["made"], texts]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _sha256(path: Path) -> str:
@@ -194,9 +222,11 @@ class Plan:
     needed : dict of int to int
         Context → sessions, ascending.
     texts : list of list of int
-        Token ids of each session, as many as the largest context has.
+        Token ids of each session: those of the largest context and of its forced stream.
+    facts : dict
+        What every snapshot's ``tokens.json`` says of model and way of making.
     workload_id : str
-        Names the model's bytes and those tokens.
+        Names the model's bytes, those tokens and the way of making.
     base : Path
         Where the snapshots lie, relative to the results.
     """
@@ -205,6 +235,7 @@ class Plan:
     skipped: dict[str, str]
     needed: dict[int, int]
     texts: list[list[int]]
+    facts: dict[str, Any]
     workload_id: str
     base: Path
 
@@ -224,9 +255,10 @@ class Plan:
             corpus.session_tokens(tokenizer, max(needed), session)
             for session in range(max(needed.values()))
         ]
-        workload_id = identity(stage.model["sha256"], texts)
+        own = facts(stage.model, stage.protocol["page_tokens"])
+        workload_id = identity(own, texts)
         base = Path("workloads") / stage.model["name"] / workload_id
-        return cls(shape, skipped, needed, texts, workload_id, base)
+        return cls(shape, skipped, needed, texts, own, workload_id, base)
 
     def held(self, cells: list[Cell]) -> list[Cell]:
         """Those of the cells that this machine can hold."""
@@ -246,7 +278,7 @@ class Plan:
             session
             for session, ids in enumerate(self.texts)
             if not all(
-                is_whole(results / folder, ids[:context])
+                is_whole(results / folder, {**self.facts, **tokens_of(ids, context)})
                 for context, folder in self.folders(session).items()
             )
         ]
@@ -268,12 +300,11 @@ def main(argv: list[str] | None = None) -> int:
         for session in sorted(units.keys() - set(missing)):
             progress.done(units[session], "it was there")
         model = models.load_model(stage.gguf) if missing else None
-        facts = {"model": stage.model["name"], "model_sha256": stage.model["sha256"]}
         for session in missing:
             folders = {c: results / folder for c, folder in plan.folders(session).items()}
             report = functools.partial(progress.within, units[session])
             page_tokens = stage.protocol["page_tokens"]
-            prefill(model, plan.texts[session], folders, facts, page_tokens, report)
+            prefill(model, plan.texts[session], folders, plan.facts, page_tokens, report)
             progress.done(units[session])
     document = {
         "workload_id": plan.workload_id,

@@ -192,12 +192,13 @@ def _conformance(stage: Stage, name: str) -> dict[str, Any]:
 def _fill(stage: Stage, cell: dict[str, Any], model: Any, ids: list[int]) -> None:
     """Name the snapshot of the filled context in ``workload.json``, made now where no run has it."""
     context = cell["context"]
-    facts = {"model": stage.model["name"], "model_sha256": stage.model["sha256"]}
+    facts = snapshots.facts(stage.model, stage.protocol["page_tokens"])
+    wanted = {**facts, **snapshots.tokens_of(ids, context)}
     base = paths.results_dir() / "workloads" / stage.model["name"]
-    whole = (f for f in sorted(base.glob(f"*/{context}-0")) if _is_of(f, facts, ids))
+    whole = (f for f in sorted(base.glob(f"*/{context}-0")) if snapshots.is_whole(f, wanted))
     folder = next(whole, None)
     if folder is None:
-        folder = base / snapshots.identity(stage.model["sha256"], [ids]) / f"{context}-0"
+        folder = base / snapshots.identity(facts, [ids]) / f"{context}-0"
         with exclusive("kvtrial try"), Progress("prefill", {"the context": 1.0}) as progress:
             report = functools.partial(progress.within, "the context")
             page_tokens = stage.protocol["page_tokens"]
@@ -209,14 +210,6 @@ def _fill(stage: Stage, cell: dict[str, Any], model: Any, ids: list[int]) -> Non
         "skipped": {},
     }
     write_text(stage.run_dir / "workload.json", json.dumps(document))
-
-
-def _is_of(folder: Path, facts: dict[str, Any], ids: list[int]) -> bool:
-    """Whether a snapshot is whole and was made by just this model from just these tokens."""
-    if not snapshots.is_whole(folder, ids):
-        return False
-    noted = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
-    return all(noted.get(key) == value for key, value in facts.items())
 
 
 def _attention(stage: Stage, cell: dict[str, Any]) -> None:

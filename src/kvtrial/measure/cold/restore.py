@@ -9,7 +9,7 @@ folder          an empty folder on the disk to be measured
 snapshot        folder of a filled context
 store           name of the hot store whose pages travel
 shape           layers, q_heads, kv_heads, head_dim
-model_sha256    of the model's file
+model_sha256    of the model's file, and the name of the snapshot's workload
 page_tokens     P
 prefix_tokens   rows that are spilled and restored
 batches         batches of the spill, each with one sync
