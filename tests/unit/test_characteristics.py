@@ -333,15 +333,13 @@ def test_the_rule_on_many_tables_is_the_rule_on_each() -> None:
 def test_the_verdict_is_the_rule_on_arrays() -> None:
     short = {
         **REGISTERED,
-        "parity": {**REGISTERED["parity"], "min_steps": 1},
         "decision": {**DECISION, "bootstrap_resamples": 100},
     }
-    tokens = {name: [1] for name in REGISTERED["candidates"]}
     rng = np.random.default_rng(15)
     seen = set()
     for _ in range(12):
         steps = table(rng, float(rng.uniform(1.08, 1.3)))
-        verdict = decide(trial(steps, tokens=tokens, registration=short), short)
+        verdict = decide(trial(steps, registration=short), short)
         assert verdict.outcome == (ADOPT if by_hand(*log_ratios(steps)) else KEEP)
         seen.add(("vetoed" in verdict.data["hot"]["reason"], verdict.outcome))
     assert seen == {(False, ADOPT), (False, KEEP), (True, KEEP)}

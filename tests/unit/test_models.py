@@ -203,11 +203,11 @@ def test_another_text_is_refused(tmp_path):
         corpus.load_text(tmp_path / "text.txt")
 
 
-def test_the_parity_prompts_are_different_ascii_texts_with_steps_to_spare():
+def test_the_parity_prompts_are_different_ascii_texts_as_many_as_registered():
     prompts = yaml.safe_load((paths.config_dir() / "prompts.yaml").read_text())["prompts"]
     parity = yaml.safe_load((paths.config_dir() / "protocol.yaml").read_text())["parity"]
     assert len(set(prompts)) == len(prompts)
-    assert len(prompts) * parity["steps_per_prompt"] >= 2 * parity["min_steps"]
+    assert len(prompts) == parity["prompts"]
     assert all(isinstance(p, str) and p.isascii() and p.strip() for p in prompts)
 
 
@@ -215,7 +215,7 @@ def test_prompts_that_are_not_the_registered_ones_are_refused(tmp_path, monkeypa
     shutil.copy(paths.config_dir() / "prompts.yaml", tmp_path)
     registered = protocol.load(paths.config_dir() / "protocol.yaml")
     gguf = models.fetch("tiny-llama", tmp_path / "tiny-llama.gguf")
-    stage = Stage("fp16_parity", tmp_path, gguf, {}, "default", 1, registered)
+    stage = Stage("parity", tmp_path, gguf, {}, "default", 1, registered)
     monkeypatch.setattr(parity.paths, "config_file", lambda name: tmp_path / name)
     assert len(parity.prompts(stage)) == 24
     with (tmp_path / "prompts.yaml").open("a") as file:

@@ -36,15 +36,13 @@ def trial(
     not_built: dict[str, str] | None = None,
     failed_conformance: dict[str, str] | None = None,
     bandwidth: dict[tuple[int, int], tuple[float, float]] | None = None,
-    tokens: dict[str, list[int]] | None = None,
-    margins: list[float] | None = None,
     difference: dict[str, float] | None = None,
     registration: dict[str, Any] = REGISTERED,
 ) -> pd.DataFrame:
     """Events of a trial.
 
     ``step_ms``: candidate → context → one step time per block (ms). ``bandwidth``: (context, block) →
-    probe before and after, GB/s. ``tokens``: candidate → tokens of the one parity prompt.
+    probe before and after, GB/s. ``difference``: candidate → of its logits from the reference's.
     """
     rows: list[dict[str, Any]] = []
     later = {name: "not in this trial" for name in _LATER if name not in step_ms}
@@ -53,18 +51,18 @@ def trial(
     def add(stage: str, metric: str, **columns: Any) -> None:
         rows.append({**common[stage], "metric": metric, **columns})
 
-    stages = ("run", "conformance", "fp16_parity", "m2")
+    stages = ("run", "conformance", "parity", "m2")
     common = {stage: row(stage, "", registration) for stage in stages}
     for metric, text in (
         ("run_id", "r1"),
         ("model", "m"),
         ("machine", "here"),
         ("synthetic", "false"),
+        ("context_length", "8192"),
         ("shape", "9q3kv"),
     ):
         add("run", f"run/{metric}", text=text)
     names = registration["candidates"]
-    default_tokens = list(range(520))
     for name in names:
         add("run", "candidate/profile", candidate=name, text=PROFILES.get(name, "fp32"))
         add("run", "candidate/layout", candidate=name, text=LAYOUTS.get(name, "paged"))
@@ -76,17 +74,21 @@ def trial(
         add("conformance", "conformance/outcome", candidate=name, value=1.0, text="KvFine@P16")
         if bad:
             add("conformance", "conformance/outcome", candidate=name, value=0.0, text=bad)
-        for step, token in enumerate((tokens or {}).get(name, default_tokens)):
-            at = {"candidate": name, "block": 0, "index": step}
-            add("fp16_parity", "parity/token", value=float(token), **at)
-            margin = margins[step] if margins else 9.0
-            add("fp16_parity", "parity/margin", value=margin, **at)
-            add(
-                "fp16_parity",
-                "parity/max_abs_logit_difference",
-                value=(difference or {}).get(name, 1e-4),
-                **at,
-            )
+        values = {
+            "parity/positions": 16.0,
+            "parity/max_abs_logit_difference": (difference or {}).get(name, 1e-4),
+            "quality/kld": 1e-5,
+            "quality/worst_kld": 2e-5,
+            "quality/top1_agrees": 16.0,
+        }
+        for context, texts in ((0, 24), (512, 64), (4096, 64), (16384, 16)):
+            for index in range(texts):
+                for metric, value in values.items():
+                    add("parity", metric, candidate=name, context=context, index=index, value=value)
+        for step in range(64):
+            at = {"candidate": name, "context": 4096, "index": step}
+            add("parity", "quality/decode_kld", value=1e-5, **at)
+            add("parity", "quality/decode_top1_agrees", value=1.0, **at)
     for name, contexts in step_ms.items():
         for context, blocks in contexts.items():
             at = {"candidate": name, "context": context, "block": 0}
@@ -101,7 +103,7 @@ def trial(
             at = {"context": context, "block": block, "index": index}
             add("m2", "probe/read_gb_per_s", value=value, **at)
             add("m2", "probe/spin_ms", value=50.0, **at)
-    for stage in ("conformance", "fp16_parity", "m2"):
+    for stage in ("conformance", "parity", "m2"):
         add(stage, "attempt/complete", value=1.0)
     return events.to_frame(rows)
 

@@ -3,10 +3,12 @@
 ``decide(events, protocol)`` reads nothing else: no clock, no file, no candidate. Rows that it needs:
 
 * stage ``run``: ``run/run_id``, ``run/model``, ``run/machine``, ``run/synthetic``, ``run/shape``,
-  ``run/profile``, ``run/usable_cpus`` and per candidate ``candidate/profile``, ``candidate/role``,
-  ``candidate/layout``, ``candidate/missing``, ``candidate/not_built``;
+  ``run/context_length``, ``run/profile``, ``run/usable_cpus`` and per candidate
+  ``candidate/profile``, ``candidate/role``, ``candidate/layout``, ``candidate/missing``,
+  ``candidate/not_built``;
 * stage ``conformance``: ``conformance/outcome`` (1 passed, 0 failed, NaN gap; text names test and P);
-* stage ``fp16_parity``: ``parity/token``, ``parity/margin``, ``parity/max_abs_logit_difference``;
+* stage ``parity``: ``parity/positions``, ``parity/max_abs_logit_difference``, ``quality/kld``,
+  ``quality/worst_kld``, ``quality/top1_agrees``, by chunk, and the same of a decode, by step;
 * stages ``m1``, ``m2``, ``aa``, ``control``, ``direct_write``, ``cold_tier``: measurements by block
   with the probes of each block;
 * every stage: ``attempt/complete``, one row per attempt whose planned blocks are all there.

@@ -8,7 +8,7 @@ candidates      name to the contexts, in positions, at which it is measured
 page_tokens     P
 probes          passes of the probes, as registered
 baseline        of the parity check
-prompts         token ids of some of its prompts, as many as it runs in lockstep
+prompts         token ids of some of its prompts
 prefill         store, activations and chunk (positions) that contexts are filled by; null where all of
                 them are there
 ==============  ====================================================================================
@@ -22,8 +22,7 @@ calibrate/probe_s       one reading of the probes
 calibrate/arm_s         what a candidate's decode takes beside its steps; ``index``: the context
 calibrate/step_s        one step; ``index``: the context
 calibrate/attention_s   of that, attention, all layers
-calibrate/prompt_s      the baseline's prefill of a prompt, as parity makes it
-calibrate/exact_step_s  a prompt's share of a step with FP32 activations, compared
+calibrate/prompt_s      the baseline's prefill of a prompt, as parity makes it, compared
 calibrate/prefill_s     a chunk on all CPUs; ``index``: positions filled before
 ======================  ============================================================================
 """
@@ -105,20 +104,23 @@ def _arm(model: Any, name: str, snapshot: Snapshot, context: int, spec: Spec) ->
 
 
 def _parity(model: Any, spec: Spec) -> list[Row]:
-    few = {"page_tokens": spec["page_tokens"], "threads": 1, "steps": STEPS}
     prompts = spec["prompts"]
+    few = {
+        "snapshot": None,
+        "texts": prompts,
+        "page_tokens": spec["page_tokens"],
+        "threads": machine.usable_cpus(),
+    }
     start = time.monotonic()
-    steps = parity.greedy_logits(model, spec["baseline"], few, prompts)
-    first = next(steps).copy()
-    prefilled = time.monotonic()
-    for batch in steps:
-        for logits, theirs in zip(batch, first):
-            parity.compare(logits, theirs)
-    decode_s = time.monotonic() - prefilled
-    return [
-        _row("prompt_s", (prefilled - start) / len(prompts)),
-        _row("exact_step_s", decode_s / (STEPS - 1) / len(prompts)),
-    ]
+    parity.feed(
+        model,
+        spec["baseline"],
+        few,
+        [len(ids) for ids in prompts],
+        0,
+        lambda text, first, logits: parity.compare(logits, logits),
+    )
+    return [_row("prompt_s", (time.monotonic() - start) / len(prompts))]
 
 
 def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:

@@ -13,7 +13,7 @@ from kvtrial.run import schemas
 
 SCHEMA_NAME = "protocol.schema.yaml"
 #: Of the protocol's form; what it says is named by its hash.
-VERSION = 2
+VERSION = 3
 
 
 class ProtocolError(ValueError):
@@ -37,6 +37,8 @@ def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
         ("decision.precision", [rule["precision"]["from"], rule["precision"]["to"]]),
         ("aa.candidate", [checked["aa"]["candidate"]]),
         ("parity.baseline", [checked["parity"]["baseline"]]),
+        ("parity.comparison", [checked["parity"]["comparison"]]),
+        ("parity.slow", checked["parity"]["slow"]),
         *((f"hypotheses.{h['id']}", [h["from"], h["to"]]) for h in checked["hypotheses"]),
     ]
     for key, names in named:

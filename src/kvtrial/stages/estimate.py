@@ -22,6 +22,9 @@ from kvtrial import candidates
 from kvtrial.cold import KINDS
 from kvtrial.contract import Profile
 from kvtrial.decision import gates
+from kvtrial.decision.parity import contexts
+from kvtrial.engine.config import ModelConfig
+from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import CHUNK
 from kvtrial.host import machine
 from kvtrial.host.files import write_text
@@ -43,6 +46,12 @@ ORACLE_S = 5e-6
 CRASH_S, COLD_BLOCK_S = 1.0, 6.0
 #: and what follows the measurements.
 VERDICT_S = 10.0
+#: Of a decoded step's attention: a position of the causal block form on all CPUs, but for scalar arms.
+BLOCK_FORM = 0.5
+#: Positions whose matrix products cost as much as those of a prompt, whose weights are read alike.
+POSITIONS_A_PROMPT = 64
+#: Prompts that are tried.
+PROMPTS = 4
 #: A step's part outside attention grows little with the sessions: weights are read once.
 BATCH_COST = 0.3
 #: Bytes of an element of K and its like of V: a block of Q8_0 has 34 for 32.
@@ -75,8 +84,8 @@ class Speed:
         Starting a measured process, and loading the model in it.
     probe_s : float
         One reading of the probes.
-    prompt_s, exact_step_s : float
-        Prefilling a prompt of the parity check, and its share of a step.
+    prompt_s : float
+        Prefilling a prompt of the parity check, and comparing.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -87,9 +96,8 @@ class Speed:
                 points.setdefault(key, {})[row.get("index", 0)] = row["value"]
         self.names = [name for metric, name in points if metric == "step_s"]
         self._curves = {key: Curve(found) for key, found in points.items()}
-        self.start_s, self.load_s, self.probe_s, self.prompt_s, self.exact_step_s = (
-            self.of(metric)(0)
-            for metric in ("start_s", "load_s", "probe_s", "prompt_s", "exact_step_s")
+        self.start_s, self.load_s, self.probe_s, self.prompt_s = (
+            self.of(metric)(0) for metric in ("start_s", "load_s", "probe_s", "prompt_s")
         )
 
     def of(self, metric: str, name: str = "") -> Curve:
@@ -188,10 +196,13 @@ def stage_seconds(
     protocol: dict[str, Any],
     cells: list[Cell],
     per_block: dict[str, dict[str, float]],
-    prompts: int,
+    trained: int,
     jobs: int,
 ) -> dict[str, float]:
-    """Stage → seconds, with the blocks that are usually void run again; without ``workload``."""
+    """Stage → seconds, with the blocks that are usually void run again; without ``workload``.
+
+    ``trained`` is the model's trained length.
+    """
     again = 1 / (1 - VOID_PRIOR)
     m1_own = next(iter(per_block["m1"]), "").rpartition("-")[2]
 
@@ -205,16 +216,13 @@ def stage_seconds(
         return float(first + cell.get("max_blocks", first)) / 2
 
     entrants = len(registered.entrants(protocol))
-    cold, greedy = protocol["cold"], protocol["parity"]
-    a_prompt = speed.prompt_s + (greedy["steps_per_prompt"] - 1) * speed.exact_step_s
-    groups = math.ceil(prompts / parity.PROMPTS_A_PROCESS)
+    cold = protocol["cold"]
     found = {
         "conformance": CONFORMANCE_S
         * len(protocol["conformance"]["page_tokens"])
         * entrants
         / jobs,
-        "fp16_parity": groups * (speed.start_s + speed.load_s)
-        + prompts * len(set(speed.names) & set(protocol["candidates"])) * a_prompt,
+        "parity": _parity_s(speed, protocol, cells, trained),
         "m1": again * sum(m1_blocks(cell) * s for cell, s in per_block["m1"].items()),
         "m2": again
         * sum(m2_blocks(cell) * per_block["m2"][gates.cell_name(cell)] for cell in cells),
@@ -226,6 +234,28 @@ def stage_seconds(
         "cold_tier": cold["blocks"] * COLD_BLOCK_S + len(KINDS) * cold["crash_rounds"] * CRASH_S,
     }
     return {stage: STAGE_S + s for stage, s in found.items()} | {"verdict": VERDICT_S}
+
+
+def _parity_s(speed: Speed, protocol: dict[str, Any], cells: list[Cell], trained: int) -> float:
+    """Seconds of the parity stage, but for its own start."""
+    rules = protocol["parity"]
+    names = [name for name in protocol["candidates"] if name in speed.names]
+    held = contexts({**protocol, "cells": cells})
+    total = (1 + len(held)) * (speed.start_s + speed.load_s)
+    total += rules["prompts"] * len(names) * speed.prompt_s
+    for context in held:
+        arms = [(name, parity.chunks(protocol, name, context, trained)) for name in names]
+        # The comparison is fed as much as whoever is compared over most.
+        most = max((count for _, count in arms), default=0)
+        arms = [(n, most if n == rules["comparison"] else c) for n, c in arms]
+        for name, count in arms:
+            positions = count * protocol["quality"]["chunk_tokens"]
+            attention = 1.0 if name in rules["slow"] else BLOCK_FORM
+            total += speed.of("arm_s", name)(context) + positions * (
+                attention * speed.of("attention_s", name)(context)
+                + speed.prompt_s / POSITIONS_A_PROMPT
+            )
+    return total
 
 
 def chunk(plan: workload.Plan) -> int:
@@ -264,7 +294,7 @@ def calibrate(
         "page_tokens": stage.protocol["page_tokens"],
         "probes": stage.protocol["probes"],
         "baseline": stage.protocol["parity"]["baseline"],
-        "prompts": prompts[: parity.PROMPTS_A_PROCESS],
+        "prompts": prompts[:PROMPTS],
         "prefill": prefill if missing else None,
     }
 
@@ -292,10 +322,11 @@ def main(argv: list[str] | None = None) -> int:
         look_s = time.monotonic() - start
         speed = calibrate(stage, plan, missing, prompts)
     cells = plan.held(stage.cells())
+    trained = ModelConfig.from_gguf(read_gguf(stage.gguf)).context_length
     per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, plan.shape))
     seconds = {
         "workload": STAGE_S + look_s + workload_seconds(speed, plan, missing),
-        **stage_seconds(speed, stage.protocol, cells, per_block, len(prompts), args.jobs),
+        **stage_seconds(speed, stage.protocol, cells, per_block, trained, args.jobs),
     }
     said = ", ".join(f"{name} {duration(s)}" for name, s in seconds.items())
     print(
