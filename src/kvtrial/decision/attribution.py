@@ -1,4 +1,4 @@
-"""Where the difference comes from: the registered hypotheses, profiles, direct write; and the control."""
+"""Where the difference comes from: the registered hypotheses and direct write; and the control."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from kvtrial.decision.contrasts import (
-    Layouts,
-    Measured,
-    cell_key,
-    contrast,
-    digits,
-    unpaired_contrast,
-)
+from kvtrial.decision.contrasts import Layouts, Measured, cell_key, contrast, digits, unpaired
+from kvtrial.decision.validity import Judged
+from kvtrial.measure import figures
+from kvtrial.measure.aliases import WAYS, way_of
+from kvtrial.measure.plan import SamplingPlan
 
 
 def hypotheses(
@@ -25,122 +22,102 @@ def hypotheses(
     ``m2/tokens_per_s`` is decode with the model, whose head shape is ``shape``;
     ``m1/attention_speed`` is attention alone, at every head shape measured.
     """
+    rules, confidence = protocol["m1"], protocol["decision"]["confidence"]
     found = []
     for hypothesis in protocol["hypotheses"]:
+        start, end = hypothesis["from"], hypothesis["to"]
+        named = {key: hypothesis[key] for key in ("id", "claim", "from", "to")}
+        named["layouts_differ"] = layouts.differ(start, end)
         for cell in measured.cells:
             start_cell = cell
             if "threads" in hypothesis:
                 if cell["threads"] != hypothesis["threads"]:
                     continue
                 start_cell = {**cell, "threads": 1}
-            sides = [
-                (
-                    "m2/tokens_per_s",
-                    shape,
-                    measured.tokens_per_s(cell, hypothesis["to"]),
-                    measured.tokens_per_s(start_cell, hypothesis["from"]),
+            alone = start_cell is cell
+            row = {**named, "from_threads": start_cell["threads"], **cell_key(cell)}
+            if measured.has(cell, end) and measured.has(start_cell, start):
+                ratio = (
+                    measured.contrast(cell, end, start)
+                    if alone
+                    else measured.unpaired((cell, end), (start_cell, start))
                 )
-            ]
-            # Speed is time the other way up.
-            sides += [
-                (
-                    "m1/attention_speed",
-                    own,
-                    measured.attention_ms(start_cell, hypothesis["from"], own),
-                    measured.attention_ms(cell, hypothesis["to"], own),
-                )
-                for own in measured.shapes
-            ]
-            for metric, own, top, bottom in sides:
+                found.append({**row, "shape": shape, "metric": "m2/tokens_per_s", **ratio})
+            for own in measured.shapes:
+                # Speed is time the other way up.
+                top = measured.attention_ms(start_cell, start, own)
+                bottom = measured.attention_ms(cell, end, own)
                 if not top or not bottom:
                     continue
-                if start_cell is cell:
-                    ratio = contrast(top, bottom, protocol, cell["blocks"])
-                else:
-                    ratio = unpaired_contrast(top, bottom, protocol)
-                named = {key: hypothesis[key] for key in ("id", "claim", "from", "to")}
-                named["from_threads"] = start_cell["threads"]
-                named["layouts_differ"] = layouts.differ(hypothesis["from"], hypothesis["to"])
-                found.append({**named, **cell_key(cell), "shape": own, "metric": metric, **ratio})
+                blocks = rules["blocks"] if own == shape else rules["shape_blocks"]
+                plan = SamplingPlan.fixed(protocol, blocks)
+                ratio = contrast(top, bottom, plan) if alone else unpaired(top, bottom, confidence)
+                found.append({**row, "shape": own, "metric": "m1/attention_speed", **ratio})
     return found
 
 
-def profiles(
-    measured: Measured,
-    reasons: dict[str, list[str]],
-    parity_result: dict[str, Any],
-    layouts: Layouts,
-    protocol: dict[str, Any],
-) -> dict[str, Any]:
-    """Reduced-precision profiles: default only with parity evidence; FP32 stays available."""
-    primary = next(c for c in protocol["cells"] if c["role"] == "primary")
-    found = {}
-    for name in protocol["decision"]["profiles"]:
-        why_not = list(reasons[name])
-        if name not in parity_result["candidates"]:
-            why_not.append("parity: no evidence")
-        gain = contrast(
-            measured.tokens_per_s(primary, name),
-            measured.tokens_per_s(primary, "K1"),
-            protocol,
-            primary["blocks"],
-        )
-        found[name] = {
-            "default_allowed": not why_not,
-            "reasons": why_not,
-            "layouts_differ": layouts.differ(name, "K1"),
-            "against_K1": gain,
-        }
-    return found
-
-
-def control(valid_rows: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any] | None:
+def control(trials: Judged, protocol: dict[str, Any]) -> dict[str, Any] | None:
     """The control's figures, measured once: n is 1, there is no interval, and nothing rests on them."""
     if "control" not in protocol:
         return None
-    rows = valid_rows[valid_rows["stage"] == "control"]
-    step_ms = rows.loc[rows["metric"] == "m2/step_ms", "value"]
-    attention_ms = rows.loc[rows["metric"] == "m1/attention_ms", "value"]
+    name = protocol["control"]["candidate"]
+    rows = trials.valid_rows[trials.valid_rows["stage"] == "control"]
+    attention_ms = rows.loc[
+        (rows["metric"] == "m1/attention_ms") & (rows["candidate"] == name), "value"
+    ]
+    reference = protocol["decision"]["reference"]
+    blocks = [figures.Block(own) for own in figures.steps(rows).values()]
+    steps = [step for block in blocks for step in block.all_steps(name)]
+    speed = [log for block in blocks if (log := block.log_speed(name, reference)) is not None]
     return {
         **protocol["control"],
-        "tokens_per_s": digits(1e3 / float(step_ms.mean())) if len(step_ms) else None,
+        "tokens_per_s": digits(len(steps) / math.fsum(steps) * 1e3) if steps else None,
+        "over_reference": digits(math.exp(speed[0])) if speed else None,
         "attention_ms": digits(float(attention_ms.median())) if len(attention_ms) else None,
     }
 
 
 def direct_write(
-    events: pd.DataFrame, valid_rows: pd.DataFrame, protocol: dict[str, Any]
+    events: pd.DataFrame, trials: Judged, protocol: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Reserved slots against scratch and append: identical bytes, and step time not inferior.
 
-    Times are those of ``valid_rows``; the bytes are the same in every trial or not at all.
+    Times are those of valid blocks; the bytes are the same in every run of a block or not at all.
     """
     rows = events[events["stage"] == "direct_write"]
     if rows.empty:
         return None
-    timed = valid_rows[valid_rows["metric"] == "direct/step_ms"]
-    margin = protocol["direct_write"]["non_inferiority"]
+    rules = protocol["direct_write"]
+    plan = SamplingPlan.fixed(protocol, rules["blocks"])
+    valid = trials.valid_rows[trials.valid_rows["stage"] == "direct_write"]
+    blocks = [figures.Block(own) for _, own in sorted(figures.steps(valid).items())]
+    hashes = rows[rows["metric"].isin(["output_xxh3", "rows_xxh3"])]
+    edge = math.log1p(-rules["non_inferiority"]) - protocol["decision"]["relative_slack"]
     found: dict[str, Any] = {}
-    for name in sorted(set(rows.loc[rows["metric"] == "direct/step_ms", "candidate"])):
-        own = timed[timed["candidate"] == name]
+    for name in sorted({way_of(arm)[0] for arm in hashes["candidate"]}):
+        direct, append = (f"{name}.{way}" for way in WAYS)
         sides = {
-            text: {int(b): float(v.mean()) for b, v in half.groupby("block")["value"]}
-            for text, half in own.groupby("text")
+            arm: set(zip(own["metric"], own["block"], own["text"]))
+            for arm, own in hashes[hashes["candidate"].isin([direct, append])].groupby("candidate")
         }
-        speed = contrast(sides.get("append", {}), sides.get("direct", {}), protocol)
-        identical = rows[(rows["candidate"] == name) & (rows["metric"] == "direct/identical")]
-        saved = rows[(rows["candidate"] == name) & (rows["metric"] == "direct/bytes_not_copied")]
-        found[str(name)] = {
-            "identical": bool(len(identical) and (identical["value"] == 1).all()),
+        logs = [log for block in blocks if (log := block.log_speed(direct, append)) is not None]
+        speed = contrast(
+            {n: math.exp(log) for n, log in enumerate(logs)},
+            dict.fromkeys(range(len(logs)), 1.0),
+            plan,
+        )
+        low = speed["ci95"][0] if speed["ratio"] is not None else None
+        slots = rows[(rows["candidate"] == direct) & (rows["metric"] == "m2/by_slot")]["value"]
+        row_bytes = rows[(rows["candidate"] == direct) & (rows["metric"] == "m2/row_bytes")][
+            "value"
+        ]
+        found[name] = {
+            "identical": len(sides) == 2 and sides[direct] == sides[append],
             "speed": speed,
-            "non_inferior": bool(
-                speed["ratio"] is not None
-                and speed["ci95"][0] is not None
-                and math.log(speed["ci95"][0])
-                >= math.log1p(-margin) - protocol["decision"]["relative_slack"]
-            ),
-            "bytes_not_copied_per_token": digits(float(saved["value"].mean()))
-            if len(saved)
+            "non_inferior": low is not None and math.log(low) >= edge,
+            "reserved_share": digits(float(slots.mean())) if len(slots) else None,
+            "bytes_not_copied_per_token": digits(float(slots.mean() * row_bytes.median()))
+            if len(slots) and len(row_bytes)
             else None,
         }
     return found

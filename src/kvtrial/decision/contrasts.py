@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kvtrial.decision import gates, rule, stats
-from kvtrial.run import protocol as registered
+from kvtrial.decision import stats
+from kvtrial.measure import figures
+from kvtrial.measure.plan import SamplingPlan, cell_name
+from kvtrial.run.protocol import cells as cells_of
+
+Cell = Mapping[str, Any]
+Logs = npt.NDArray[np.float64]
 
 
 def digits(value: float | None) -> float | None:
@@ -21,7 +26,7 @@ def digits(value: float | None) -> float | None:
     return float(f"{value:.12g}")
 
 
-def cell_key(cell: dict[str, Any]) -> dict[str, Any]:
+def cell_key(cell: Cell) -> dict[str, Any]:
     """The columns that name a cell in a row of the verdict."""
     return {k: cell[k] for k in ("context", "sessions", "threads", "role")}
 
@@ -39,7 +44,7 @@ class Layouts:
 
 
 class Measured:
-    """tokens/s and latencies by (cell, candidate, block), from rows of valid blocks.
+    """Steps and latencies by (cell, candidate, block), from rows of valid blocks.
 
     Attributes
     ----------
@@ -55,190 +60,194 @@ class Measured:
     ) -> None:
         self.cells = [
             cell
-            for cell in registered.cells(protocol, profile)
+            for cell in cells_of(protocol, profile)
             if cell["threads"] != "all" or usable_cpus > 1
         ]
+        self._protocol = protocol
         self._usable_cpus = usable_cpus
-        self._decision = protocol["decision"]
-        self._steps = self._by_cell(
-            rows[(rows["stage"] == "m2") & (rows["metric"] == "m2/step_ms")]
-        )
+        decision = protocol["decision"]
+        self._anchors = [decision["reference"], *decision["challengers"]]
+        m2 = rows[rows["stage"] == "m2"]
+        self._blocks = {
+            cell_name(cell): {
+                number: figures.Block(steps, self._anchors)
+                for number, steps in figures.steps(self._of(m2, cell)).items()
+            }
+            for cell in self.cells
+        }
+        self._described = m2[m2["metric"].isin(_DESCRIBED)]
+        self._attention_share = m2[m2["metric"] == "m2/attention_ms"]
         attention = rows[rows["metric"] == "m1/attention_ms"]
         self.shapes = sorted(set(attention["shape"]))
-        self._attention = {
-            shape: self._by_cell(attention[attention["shape"] == shape]) for shape in self.shapes
-        }
-        sessions = {gates.cell_name(cell): cell["sessions"] for cell in self.cells}
-        self._rates = {
-            (cell, name): {block: _rate(steps, sessions[cell]) for block, steps in blocks.items()}
-            for (cell, name), blocks in self._steps.items()
-        }
+        self._attention = attention
 
-    def _by_cell(
-        self, rows: pd.DataFrame
-    ) -> dict[tuple[str, str], dict[int, npt.NDArray[np.float64]]]:
-        """(cell name, candidate) → block → values."""
-        found: dict[tuple[str, str], dict[int, npt.NDArray[np.float64]]] = {}
-        keys = ["context", "sessions", "threads", "candidate", "block"]
-        for (context, sessions, threads, name, block), own in rows.groupby(keys)["value"]:
-            for cell in self.cells:
-                wanted = self._usable_cpus if cell["threads"] == "all" else cell["threads"]
-                if (context, sessions, threads) == (cell["context"], cell["sessions"], wanted):
-                    key = (gates.cell_name(cell), name)
-                    found.setdefault(key, {})[int(block)] = own.to_numpy(np.float64)
-        return found
+    def _of(self, rows: pd.DataFrame, cell: Cell) -> pd.DataFrame:
+        threads = self._usable_cpus if cell["threads"] == "all" else cell["threads"]
+        same = (rows["context"] == cell["context"]) & (rows["sessions"] == cell["sessions"])
+        return rows[same & (rows["threads"] == threads)]
 
-    def tokens_per_s(self, cell: dict[str, Any], name: str) -> dict[int, float]:
-        """Block → tokens/s, total over total; NaN where a step time means nothing."""
-        return self._rates.get((gates.cell_name(cell), name), {})
+    def plan(self, cell: Cell) -> SamplingPlan:
+        """The cell's sampling plan."""
+        return SamplingPlan.of_cell(self._protocol, cell)
 
-    def attention_ms(self, cell: dict[str, Any], name: str, shape: str) -> dict[int, float]:
-        """Block → median milliseconds of one attention region of that head shape."""
-        blocks = self._attention[shape].get((gates.cell_name(cell), name), {})
-        return {block: float(np.median(values)) for block, values in blocks.items()}
+    def blocks(self, cell: Cell) -> dict[int, figures.Block]:
+        """The cell's valid blocks."""
+        return self._blocks.get(cell_name(cell), {})
 
-    def blocks_wanted(self, cell: dict[str, Any]) -> int:
-        """How many blocks the cell is to have by its first ones; see `kvtrial.decision.rule.blocks_wanted`.
+    def has(self, cell: Cell, name: str) -> bool:
+        """Whether an arm was measured in a cell."""
+        return any(name in block.arms for block in self.blocks(cell).values())
 
-        The registered number where the registered contrast has no interval to judge by.
-        """
-        contrast = self._decision["precision"]
-        try:
-            logs = self.log_ratios(cell, contrast["to"], [contrast["from"]])[0]
-        except stats.Unusable:
-            return int(cell["blocks"])
-        if logs.size < cell["blocks"]:
-            return int(cell["blocks"])
-        return int(rule.blocks_wanted(logs, cell, self._decision))
-
-    def log_ratios(
-        self, cell: dict[str, Any], challenger: str, incumbents: Sequence[str]
-    ) -> npt.NDArray[np.float64]:
-        """log(challenger / incumbent) of tokens/s, shape (incumbents, blocks).
+    def logs(self, cell: Cell, top: str, bottom: str) -> Logs:
+        """log(top / bottom) of tokens/s by block (n,), in block order.
 
         Raises
         ------
-        InsufficientData, PairingError, NonFinite
-            As `kvtrial.decision.stats.paired_log_ratios`; the message names the incumbent and the context.
+        InsufficientData
+            Fewer valid blocks than the plan's first ones have both arms.
+        NonFinite
+            A time that is no positive number; the message names the arms and the context.
         """
-        rows = []
-        for incumbent in incumbents:
-            try:
-                logs = paired_logs(
-                    self.tokens_per_s(cell, challenger), self.tokens_per_s(cell, incumbent)
-                )
-                stats.check(logs, self._decision["min_blocks"])
-            except stats.Unusable as problem:
-                raise type(problem)(
-                    f"against {incumbent} at {cell['context']}: {problem}"
-                ) from problem
-            rows.append(logs)
-        return np.stack(rows)
+        where = f"{top} against {bottom} at {cell['context']}"
+        own = [block.log_speed(top, bottom) for _, block in sorted(self.blocks(cell).items())]
+        both = [log for log in own if log is not None]
+        try:
+            return stats.check(both, self.plan(cell).first)
+        except stats.Unusable as problem:
+            raise type(problem)(f"{where}: {problem}") from problem
 
-    def arm(self, cell: dict[str, Any], name: str) -> dict[str, Any] | None:
+    def tokens_per_s(self, cell: Cell, name: str) -> dict[int, float]:
+        """Block → tokens/s, total over total; NaN where a step time means nothing."""
+        return {
+            number: _rate(block.all_steps(name), cell["sessions"])
+            for number, block in self.blocks(cell).items()
+            if name in block.arms
+        }
+
+    def attention_ms(self, cell: Cell, name: str, shape: str) -> dict[int, float]:
+        """Block → median milliseconds of one attention region of that head shape."""
+        own = self._of(self._attention, cell)
+        own = own[(own["candidate"] == name) & (own["shape"] == shape)]
+        return {int(b): float(v.median()) for b, v in own.groupby("block")["value"]}
+
+    def contrast(self, cell: Cell, top: str, bottom: str) -> dict[str, Any]:
+        """ratio top / bottom of tokens/s with its interval, or the reason why there is none.
+
+        ``median_ratio`` is that of the rounds' own ratios; where it lies outside of the interval, ``tail`` is
+        the arm whose slow steps move the total. ``drift_p`` tests the paired difference for a slope over block
+        order, ``lag1`` is its autocorrelation: both are for people and void nothing.
+        """
+        try:
+            logs = self.logs(cell, top, bottom)
+        except stats.Unusable as problem:
+            return no_ratio(problem)
+        found = interval_of(logs, self.plan(cell))
+        medians = [b.median_log_speed(top, bottom) for b in self.blocks(cell).values()]
+        median = float(np.mean([m for m in medians if m is not None]))
+        low, high = found["ci95"]
+        tail = None
+        if math.isfinite(median):
+            tail = top if math.exp(median) > high else bottom if math.exp(median) < low else None
+        return {
+            **found,
+            "median_ratio": digits(math.exp(median)) if math.isfinite(median) else None,
+            "tail": tail,
+            "drift_p": digits(stats.drift_p(logs, range(len(logs)))),
+            "lag1": digits(stats.lag1(logs)),
+        }
+
+    def unpaired(self, top: tuple[Cell, str], bottom: tuple[Cell, str]) -> dict[str, Any]:
+        """ratio top / bottom of tokens/s in two cells, whose processes differ, with Welch's interval."""
+        confidence = self._protocol["decision"]["confidence"]
+        return unpaired(self.tokens_per_s(*top), self.tokens_per_s(*bottom), confidence)
+
+    def arm(self, cell: Cell, name: str) -> dict[str, Any] | None:
         """One arm in one cell, described; intervals are over blocks."""
-        blocks = self._steps.get((gates.cell_name(cell), name))
-        if blocks is None:
+        blocks = {n: b.all_steps(name) for n, b in self.blocks(cell).items() if name in b.arms}
+        if not blocks:
             return None
-        rates = np.array(list(self.tokens_per_s(cell, name).values()))
+        rates = list(self.tokens_per_s(cell, name).values())
+        steps = [step for own in blocks.values() for step in own]
         row: dict[str, Any] = {
             **cell_key(cell),
             "candidate": name,
-            "n_blocks": len(rates),
+            "n_blocks": len(blocks),
+            "tokens_per_s": digits(_rate(steps, cell["sessions"])),
+            "tokens_per_s_ci95": self._over_blocks(rates, cell)[1],
         }
-        total = _rate(np.concatenate(list(blocks.values())), cell["sessions"])
-        row["tokens_per_s"] = digits(total)
-        row["tokens_per_s_ci95"] = self._over_blocks(rates, cell["blocks"])[1]
         for label, share in (("p50", 0.50), ("p95", 0.95)):
-            quantiles = np.array([np.quantile(steps, share) for steps in blocks.values()])
+            quantiles = [float(np.quantile(own, share)) for own in blocks.values()]
             row[f"step_ms_{label}"], row[f"step_ms_{label}_ci95"] = self._over_blocks(
-                quantiles, cell["blocks"]
+                quantiles, cell
             )
+        own = self._of(self._described, cell)
+        own = own[own["candidate"] == name]
+        for metric, key in _DESCRIBED.items():
+            values = own.loc[own["metric"] == metric, "value"]
+            row[key] = digits(float(values.median())) if len(values) else None
+        shares = self._of(self._attention_share, cell)
+        spent = float(shares.loc[shares["candidate"] == name, "value"].sum())
+        total = math.fsum(steps)
+        row["attention_share"] = digits(spent / total) if total > 0 else None
         return row
 
     def _over_blocks(
-        self, values: npt.NDArray[np.float64], first: int
+        self, values: list[float], cell: Cell
     ) -> tuple[float | None, list[float | None] | None]:
-        """Geometric mean of positive numbers, one a block, and its t interval; ``first`` as in
-        `stats.t_bounds`."""
-        if not (np.isfinite(values).all() and (values > 0).all()):
+        """Geometric mean of positive numbers, one a block, and its interval."""
+        numbers = np.array(values)
+        if not (np.isfinite(numbers).all() and (numbers > 0).all()):
             return None, None
-        logs = np.log(values)
-        center = digits(float(np.exp(logs.mean())))
-        if len(logs) < self._decision["min_blocks"]:
-            return center, None
-        interval = stats.t_interval(logs, self._decision["confidence"], first=first)
-        return center, [digits(interval.low), digits(interval.high)]
+        logs = np.log(numbers)
+        center = digits(math.exp(float(logs.mean())))
+        return center, interval_of(logs, self.plan(cell))["ci95"] if len(logs) > 1 else None
 
 
-def _rate(steps: npt.NDArray[np.float64], sessions: int) -> float:
+#: Metric → key of an arm's row: medians over everything.
+_DESCRIBED = {
+    "m2/row_bytes": "row_bytes",
+    "m2/kv_bytes_per_token": "kv_bytes_per_token",
+    "m2/resident_bytes": "resident_bytes",
+    "m2/append_us": "append_us",
+    "m2/rollback_us": "rollback_us",
+    "m2/branch_us": "branch_us",
+    "m2/alone_step_ms": "alone_step_ms",
+    "m2/logits_kld": "logits_kld",
+    "m2/logits_top1": "logits_top1",
+    "m2/logits_shift": "logits_shift",
+}
+
+
+def _rate(steps: list[float], sessions: int) -> float:
     try:
         return stats.tokens_per_s(steps, sessions)
-    except stats.NonFinite:
+    except stats.Unusable:
         return math.nan
 
 
-def paired_logs(top: dict[int, float], bottom: dict[int, float]) -> npt.NDArray[np.float64]:
-    """log(top / bottom) by block; `InsufficientData` where an arm has no valid block."""
-    if not top or not bottom:
-        raise stats.InsufficientData("no valid blocks")
-    return stats.paired_log_ratios(top, bottom)
+def interval_of(logs: Logs, plan: SamplingPlan, confidence: float | None = None) -> dict[str, Any]:
+    """``ratio``, ``ci95`` (of the plan's confidence, or of another) and ``n_blocks`` of log ratios."""
+    mean, low, high = (digits(math.exp(float(x))) for x in plan.bounds(logs, confidence))
+    return {"ratio": mean, "ci95": [low, high], "n_blocks": int(logs.size)}
 
 
-def contrast(
-    top: dict[int, float],
-    bottom: dict[int, float],
-    protocol: dict[str, Any],
-    first: int | None = None,
-) -> dict[str, Any]:
-    """ratio top / bottom with its intervals, or the reason why there is none.
-
-    ``ci95`` decides; ``first`` is how many blocks fixed the number of all, where that was open. The
-    three bootstraps are for show; ``drift_p`` tests the paired difference for a slope over block
-    order, ``lag1`` is its autocorrelation; they void nothing.
-    """
-    decision = protocol["decision"]
+def contrast(top: dict[int, float], bottom: dict[int, float], plan: SamplingPlan) -> dict[str, Any]:
+    """ratio top / bottom of two figures by block with its interval, or the reason why there is none."""
     try:
-        logs = paired_logs(top, bottom)
-        interval = stats.t_interval(logs, decision["confidence"], decision["min_blocks"], first)
+        if not top or not bottom:
+            raise stats.InsufficientData("no valid blocks")
+        logs = stats.check(stats.paired_log_ratios(top, bottom))
     except stats.Unusable as problem:
-        return _no_ratio(problem)
-    bootstraps = stats.bootstrap_intervals(
-        logs,
-        confidence=decision["confidence"],
-        resamples=decision["bootstrap_resamples"],
-        seed=decision["bootstrap_seed"],
-    )
-    shown = {
-        key: [digits(bootstraps[method].low), digits(bootstraps[method].high)]
-        for key, method in (
-            ("bootstrap95", "percentile"),
-            ("bootstrap_bca95", "BCa"),
-            ("bootstrap_t95", "studentised"),
-        )
-    }
-    return {
-        "ratio": digits(interval.ratio),
-        "ci95": [digits(interval.low), digits(interval.high)],
-        **shown,
-        "drift_p": digits(stats.drift_p(logs, sorted(top))),
-        "lag1": digits(stats.lag1(logs)),
-        "n_blocks": interval.n,
-    }
+        return no_ratio(problem)
+    return interval_of(logs, plan)
 
 
-def unpaired_contrast(
-    top: dict[int, float], bottom: dict[int, float], protocol: dict[str, Any]
-) -> dict[str, Any]:
+def unpaired(top: dict[int, float], bottom: dict[int, float], confidence: float) -> dict[str, Any]:
     """ratio top / bottom of two conditions that share no process, with Welch's interval."""
-    decision = protocol["decision"]
     try:
-        logs = [_logs(values) for values in (top, bottom)]
-        interval = stats.welch_interval(
-            logs[0], logs[1], decision["confidence"], decision["min_blocks"]
-        )
+        interval = stats.welch_interval(_logs(top), _logs(bottom), confidence)
     except stats.Unusable as problem:
-        return _no_ratio(problem)
+        return no_ratio(problem)
     return {
         "ratio": digits(interval.ratio),
         "ci95": [digits(interval.low), digits(interval.high)],
@@ -246,12 +255,13 @@ def unpaired_contrast(
     }
 
 
-def _logs(values: dict[int, float]) -> npt.NDArray[np.float64]:
+def _logs(values: dict[int, float]) -> Logs:
     numbers = np.array(list(values.values()), np.float64)
     if not (np.isfinite(numbers).all() and (numbers > 0).all()):
         raise stats.NonFinite("a block has a value that is no positive number")
     return np.log(numbers)
 
 
-def _no_ratio(problem: stats.Unusable) -> dict[str, Any]:
+def no_ratio(problem: stats.Unusable) -> dict[str, Any]:
+    """A contrast without numbers, with the reason."""
     return {"ratio": None, "ci95": None, "n_blocks": 0, "problem": str(problem)}

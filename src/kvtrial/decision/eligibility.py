@@ -2,62 +2,117 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from kvtrial.decision import output
-from kvtrial.run import protocol as registered
+from kvtrial.run.protocol import entrants
+
+
+class Why(enum.Enum):
+    """Kinds of reason; what follows from each is said by `Reasons`."""
+
+    NOT_BUILT = "not built"
+    CONTROL = "a control"
+    LACKS = "lacks"
+    CONFORMANCE = "conformance"
+    PARITY = "parity"
+    OUTPUT = "output"
+    FAILED = "failed"
+
+
+#: Not a word about whether what it does is right: it is sound to be compared with.
+_NO_DOUBT = {Why.CONTROL, Why.LACKS}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a candidate can't win. ``text`` is for people, without the kind."""
+
+    why: Why
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.why.value}: {self.text}"
+
+
+class Reasons(Mapping[str, Sequence[Reason]]):
+    """Candidate → reasons why it can't win; none means eligible."""
+
+    def __init__(self, of: dict[str, list[Reason]]) -> None:
+        self._of = of
+
+    def __getitem__(self, name: str) -> list[Reason]:
+        return self._of[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def eligible(self, name: str) -> bool:
+        """Whether it may win."""
+        return not self._of[name]
+
+    def built(self, name: str) -> bool:
+        """Whether it is in the trial at all: only who is not is left out of what has to be beaten."""
+        return all(reason.why is not Why.NOT_BUILT for reason in self._of[name])
+
+    def doubts(self, name: str) -> list[Reason]:
+        """Reasons that put its own figures in doubt; a lack or a control's role does not."""
+        return [reason for reason in self._of[name] if reason.why not in _NO_DOUBT]
+
+    def as_json(self) -> dict[str, list[dict[str, str]]]:
+        """What verdict.json holds."""
+        return {
+            name: [{"why": reason.why.value, "text": reason.text} for reason in own]
+            for name, own in self._of.items()
+        }
+
 
 #: A candidate of this role is measured and reported; it never wins and is never compared with.
 CONTROL = "control"
 
 
-def judge(
-    events: pd.DataFrame, protocol: dict[str, Any], parity_result: dict[str, Any]
-) -> dict[str, list[str]]:
-    """Candidate → reasons why it can't win; an empty list means eligible."""
+def judge(events: pd.DataFrame, protocol: dict[str, Any], parity: dict[str, Any]) -> Reasons:
+    """Reasons of every candidate. ``parity`` is what `kvtrial.decision.parity.judge` gave."""
     not_built = _texts(events, "candidate/not_built")
     missing = _texts(events, "candidate/missing")
     roles = _texts(events, "candidate/role")
     outcomes = events[events["metric"] == "conformance/outcome"]
     failed_rows = events[events["metric"].isin(["failed", "not_run"])]
-    wrong_output = output.reasons(events, protocol)
-    reasons: dict[str, list[str]] = {}
-    for name in registered.entrants(protocol):
-        mine: list[str] = []
+    wrong_output = output.reasons(events)
+    found: dict[str, list[Reason]] = {}
+    for name in entrants(protocol):
         if not_built.get(name):
-            reasons[name] = [f"not built: {not_built[name]}"]
+            found[name] = [Reason(Why.NOT_BUILT, not_built[name])]
             continue
+        mine: list[Reason] = []
         if roles.get(name) == CONTROL or name not in protocol["candidates"]:
-            mine.append("a control: measured, never to win")
+            mine.append(Reason(Why.CONTROL, "measured, never to win"))
         own = outcomes[outcomes["candidate"] == name]
         if own.empty:
-            mine.append("conformance: not run")
+            mine.append(Reason(Why.CONFORMANCE, "not run"))
         for test in sorted(own.loc[own["value"] == 0, "text"]):
-            mine.append(f"conformance: {test} failed")
+            mine.append(Reason(Why.CONFORMANCE, f"{test} failed"))
         if missing.get(name):
-            mine.append(f"lacks: {missing[name]}")
-        mine.extend(parity_result["candidates"].get(name, {}).get("reasons", []))
-        mine.extend(wrong_output.get(name, []))
+            mine.append(Reason(Why.LACKS, missing[name]))
+        mine += [
+            Reason(Why.PARITY, text.removeprefix("parity: "))
+            for text in parity["candidates"].get(name, {}).get("reasons", [])
+        ]
+        mine += [Reason(Why.OUTPUT, text) for text in wrong_output.get(name, [])]
         for _, row in failed_rows[failed_rows["candidate"] == name].iterrows():
-            text = f"{row['stage']}: {row['text']}"
-            if text not in mine:
-                mine.append(text)
-        reasons[name] = mine
-    return reasons
-
-
-def comparators(reasons: dict[str, list[str]], protocol: dict[str, Any]) -> list[str]:
-    """The Cython FP32 arms that a challenger has to beat.
-
-    Sound, if perhaps without a capability: fit to be compared with, not always to win.
-    """
-    return [
-        name
-        for name in protocol["decision"]["incumbents"]
-        if all(reason.startswith("lacks: ") for reason in reasons[name])
-    ]
+            reason = Reason(Why.FAILED, f"{row['stage']}: {row['text']}")
+            if reason not in mine:
+                mine.append(reason)
+        found[name] = mine
+    return Reasons(found)
 
 
 def _texts(events: pd.DataFrame, metric: str) -> dict[str, str]:

@@ -1,224 +1,256 @@
-"""The hot tier's outcome: which store the runtime opens, and the reason in words."""
+"""Which language: does a Rust arm replace Cython? And which Cython arm stays."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from kvtrial.decision import eligibility, gates, labels, rule, stats
-from kvtrial.decision.contrasts import Layouts, Measured, cell_key, contrast
+from kvtrial.decision import labels, rule, stats
+from kvtrial.decision.contrasts import Layouts, Measured, interval_of
+from kvtrial.decision.eligibility import Reasons
+from kvtrial.measure.plan import Bounds
 
 ADOPT, KEEP, INCONCLUSIVE = "ADOPT", "KEEP", "INCONCLUSIVE"
+#: Kinds of KEEP.
+RULED_OUT, NOT_SHOWN = "ruled out", "not shown"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What verdict.json says under ``language``.
+
+    Attributes
+    ----------
+    outcome : str
+        ADOPT, KEEP or INCONCLUSIVE.
+    kind : str or None
+        Of a KEEP for which a challenger was tested: `RULED_OUT` or `NOT_SHOWN`.
+    adopted : str or None
+        The FP32 store to run.
+    reference : str or None
+        The best eligible Cython arm: the reference path.
+    retired : tuple of str
+        Not to be loaded as a runtime store any more.
+    challenger : str or None
+        The one that was tested.
+    against : tuple of dict
+        Its contrast with every incumbent in the primary cell.
+    equal : bool
+        Challenger and reference are equal within the registered regression, by the whole interval.
+    more_blocks : int or None
+        Where it is not shown: about how many more blocks of the primary cell would tell.
+    """
+
+    outcome: str
+    reason: str
+    kind: str | None = None
+    adopted: str | None = None
+    reference: str | None = None
+    retired: tuple[str, ...] = ()
+    challenger: str | None = None
+    against: tuple[dict[str, Any], ...] = ()
+    equal: bool = False
+    more_blocks: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What verdict.json holds."""
+        return {**vars(self), "retired": list(self.retired), "against": list(self.against)}
 
 
 def decide(
     measured: Measured,
-    trials: gates.Judged,
-    reasons: dict[str, list[str]],
+    reasons: Reasons,
     layouts: Layouts,
     protocol: dict[str, Any],
-    mixed: str | None = None,
-) -> dict[str, Any]:
-    """What verdict.json says under ``hot``.
+    open_because: str | None,
+) -> Answer:
+    """The answer.
 
     Parameters
     ----------
-    measured, trials
-        From the rows of the run's valid blocks.
-    reasons : dict
-        Candidate → why it can't win.
-    layouts : Layouts
-        Which contrasts are of layouts too.
-    protocol : dict
-        The registered protocol.
-    mixed : str, optional
-        Why the events can't be one trial at all.
+    open_because : str or None
+        Why nothing can be decided at all: stages, cells or known answers that are not as registered.
+    """
+    if open_because is not None:
+        return Answer(INCONCLUSIVE, open_because)
+    decision = protocol["decision"]
+    built = [name for name in decision["incumbents"] if reasons.built(name)]
+    for name in built:
+        if doubts := reasons.doubts(name):
+            return Answer(
+                INCONCLUSIVE,
+                f"{name}, which a challenger has to beat, is in doubt: {'; '.join(map(str, doubts))}",
+            )
+    try:
+        stays = staying(measured, reasons, protocol)
+    except stats.Unusable as problem:
+        return Answer(INCONCLUSIVE, str(problem))
+    if stays is None:
+        return Answer(INCONCLUSIVE, "no Cython FP32 arm is eligible to run")
+    skipped = takewhile(lambda n: not reasons.eligible(n), decision["challengers"])
+    said = [f"{name} is out ({'; '.join(map(str, reasons[name]))})" for name in skipped]
+    kept = Answer(
+        KEEP,
+        "",
+        adopted=stays,
+        reference=stays,
+        retired=tuple(n for n in decision["challengers"] if n in protocol["candidates"]),
+    )
+    challenger = next((n for n in decision["challengers"] if reasons.eligible(n)), None)
+    if challenger is None:
+        said.append(f"No Rust arm was in the trial. Cython stays, by {stays}")
+        return replace(kept, reason=". ".join(said))
+    try:
+        tested = _test(challenger, built, stays, measured, layouts, protocol)
+    except stats.Unusable as problem:
+        return Answer(INCONCLUSIVE, ". ".join([*said, str(problem)]), challenger=challenger)
+    said.append(tested.reason)
+    if tested.outcome == ADOPT:
+        retired = tuple(n for n in ("K0",) if n in protocol["candidates"])
+        return replace(tested, reason=". ".join(said), reference=stays, retired=retired)
+    untested = decision["challengers"][decision["challengers"].index(challenger) + 1 :]
+    if untested:
+        said.append(
+            f"{' and '.join(untested)} {'was' if len(untested) == 1 else 'were'} not tested: only the first "
+            f"available challenger is, and that was {challenger}"
+        )
+    said.append(f"Cython stays, by {stays}")
+    return replace(
+        tested,
+        reason=". ".join(said),
+        adopted=stays,
+        reference=stays,
+        retired=kept.retired,
+    )
+
+
+def staying(measured: Measured, reasons: Reasons, protocol: dict[str, Any]) -> str | None:
+    """Which Cython FP32 arm stays: the registered reference, unless another one is better by its interval.
+
+    Another one has to be better than the reference in the primary cell by an interval that excludes 1, and to
+    pass the vetoes: an answer by point estimates would flip with the noise.
+
+    Raises
+    ------
+    kvtrial.decision.stats.Unusable
+        A pair has too few blocks, or a time that means nothing.
     """
     decision = protocol["decision"]
-    cells = rule.judged_cells(protocol)
-    result = {
-        "contrasts": _contrasts(measured, layouts, protocol),
-        "arms": [
-            arm
-            for cell in measured.cells
-            for name in protocol["candidates"]
-            if (arm := measured.arm(cell, name)) is not None
-        ],
-        "precision": _precision(measured, protocol),
-    }
-
-    def inconclusive(reason: str) -> dict[str, Any]:
-        return {
-            **result,
-            "outcome": INCONCLUSIVE,
-            "adopted": None,
-            "reference": None,
-            "retired": [],
-            "reason": reason,
-        }
-
-    if mixed is not None:
-        return inconclusive(mixed)
-    for cell in cells:
-        broken = trials.broken.get(gates.cell_name(cell))
-        if broken:
-            return inconclusive(f"gate broken at context {cell['context']}: {broken}")
-    winners = [name for name in decision["incumbents"] if not reasons[name]]
-    if not winners:
-        listed = (f"{n} ({', '.join(reasons[n])})" for n in decision["incumbents"])
-        return inconclusive("no eligible Cython FP32 arm: " + "; ".join(listed))
-    rates: dict[str, float] = {}
-    for name in winners:
-        for cell in cells:
-            blocks = measured.tokens_per_s(cell, name)
-            if len(blocks) < decision["min_blocks"]:
-                return inconclusive(
-                    f"{name} has {len(blocks)} valid blocks at context {cell['context']}; "
-                    f"{decision['min_blocks']} are needed"
-                )
-        rates[name] = float(np.mean(np.log(list(measured.tokens_per_s(cells[0], name).values()))))
-        if not np.isfinite(rates[name]):
-            return inconclusive(f"{name} has a time that is not a positive, finite number")
-    best = max(winners, key=lambda n: rates[n])
-
-    said = [
-        f"{name} is out: {'; '.join(reasons[name])}"
-        for name in takewhile(lambda n: reasons[n], decision["challengers"])
-    ]
-    challenger = rule.tested(decision["challengers"], reasons)
-    if challenger is not None:
-        comparators = eligibility.comparators(reasons, protocol)
-        outcome, reason = _judge_challenger(challenger, comparators, measured, layouts, protocol)
-        said.append(f"{challenger}: {reason}")
-        if outcome == INCONCLUSIVE:
-            return inconclusive(". ".join(said))
-        if outcome == ADOPT:
-            return {
-                **result,
-                "outcome": ADOPT,
-                "adopted": challenger,
-                "reference": "K1",
-                "retired": [n for n in ("K0",) if n in protocol["candidates"]],
-                "reason": ". ".join(said),
-            }
-        untested = decision["challengers"][decision["challengers"].index(challenger) + 1 :]
-        if untested:
-            said.append(
-                f"{', '.join(untested)} not tested: the fixed sequence ends at {challenger}"
-            )
-    said.append(f"Cython stays, by its best arm {best}")
-    return {
-        **result,
-        "outcome": KEEP,
-        "adopted": best,
-        "reference": best,
-        "retired": [n for n in decision["challengers"] if n in protocol["candidates"]],
-        "reason": ". ".join(said),
-    }
-
-
-def _contrasts(
-    measured: Measured, layouts: Layouts, protocol: dict[str, Any]
-) -> list[dict[str, Any]]:
-    decision = protocol["decision"]
-    return [
-        {
-            "challenger": challenger,
-            "incumbent": incumbent,
-            "layouts_differ": layouts.differ(challenger, incumbent),
-            **cell_key(cell),
-            **contrast(
-                measured.tokens_per_s(cell, challenger),
-                measured.tokens_per_s(cell, incumbent),
-                protocol,
-                cell["blocks"],
-            ),
-        }
-        for challenger in [*decision["challengers"], *decision["profiles"]]
-        for cell in measured.cells
-        for incumbent in decision["incumbents"]
-        if measured.tokens_per_s(cell, challenger) and measured.tokens_per_s(cell, incumbent)
-    ]
-
-
-def _precision(measured: Measured, protocol: dict[str, Any]) -> list[dict[str, Any]]:
-    """How many blocks each cell with an open number asked for, and how many there are."""
-    registered = protocol["decision"]["precision"]
-    found = []
-    for cell in measured.cells:
-        if "max_blocks" not in cell:
+    reference = decision["reference"]
+    can_stay = [name for name in decision["incumbents"] if reasons.eligible(name)]
+    if reference not in can_stay:
+        return can_stay[0] if len(can_stay) == 1 else None
+    better = {}
+    for name in can_stay:
+        if name == reference:
             continue
-        row = contrast(
-            measured.tokens_per_s(cell, registered["to"]),
-            measured.tokens_per_s(cell, registered["from"]),
-            protocol,
-            cell["blocks"],
-        )
-        half = None
-        if row["ratio"] is not None:
-            half = math.log(row["ci95"][1] / row["ci95"][0]) / 2
-        found.append(
-            {
-                **cell_key(cell),
-                **registered,
-                "blocks": cell["blocks"],
-                "max_blocks": cell["max_blocks"],
-                "blocks_wanted": measured.blocks_wanted(cell),
-                "n_blocks": row["n_blocks"],
-                "half_width_seen": None if half is None else float(f"{half:.12g}"),
-            }
-        )
+        cells = _bounds(name, [reference], measured, protocol)
+        (_, primary), *vetoes = cells
+        vetoed = [not rule.passes(role, own, decision).all() for role, own in vetoes]
+        if primary.low[0] > 0 and not any(vetoed):
+            better[name] = float(primary.mean[0])
+    return max(better, key=lambda n: better[n]) if better else reference
+
+
+def _bounds(
+    name: str, others: list[str], measured: Measured, protocol: dict[str, Any]
+) -> list[tuple[str, Bounds]]:
+    """Role and bounds over ``others`` of every judged cell."""
+    found = []
+    for cell in rule.judged_cells(protocol):
+        logs = np.stack([measured.logs(cell, name, other) for other in others])
+        found.append((cell["role"], measured.plan(cell).bounds(logs)))
     return found
 
 
-def _judge_challenger(
+def _test(
     challenger: str,
-    comparators: list[str],
+    incumbents: list[str],
+    stays: str,
     measured: Measured,
     layouts: Layouts,
     protocol: dict[str, Any],
-) -> tuple[str, str]:
-    """ADOPT, KEEP or INCONCLUSIVE for one challenger, with the reason."""
+) -> Answer:
+    """ADOPT or KEEP for one challenger, with what it rests on."""
     decision = protocol["decision"]
     cells = rule.judged_cells(protocol)
-    try:
-        logs = [measured.log_ratios(cell, challenger, comparators) for cell in cells]
-    except stats.Unusable as problem:
-        return INCONCLUSIVE, str(problem)
-    judged = [rule.bounds(cell, own, decision) for cell, own in zip(cells, logs)]
-    adopted = bool(rule.adopts(judged, decision))
-    worst_allowed = f"{decision['veto_regression']:.0%}"
-    at_least = f"{1 + decision['adopt_lower_bound']:.2f}"
-    shortfalls: list[str] = []
-    notes: list[str] = []
-    for cell, (role, mean, low), own in zip(cells, judged, logs):
-        passed = rule.passes(role, mean, low, decision)
-        cleared = rule.passes(role, low, low, decision)
-        for i, incumbent in enumerate(comparators):
-            note = labels.LAYOUTS_DIFFER if layouts.differ(challenger, incumbent) else ""
-            where = f"against {incumbent}{note} at {cell['context']}"
-            ratio, bound = math.exp(mean[i]), math.exp(low[i])
-            if role == "primary" and not passed[i]:
-                shortfalls.append(
-                    f"{where} the lower bound of its ratio is {bound:.4f} (estimate {ratio:.4f}, "
-                    f"n = {own.shape[-1]}); at least {at_least} adopts"
-                )
-            elif not passed[i]:
-                shortfalls.append(
-                    f"vetoed {where}: ratio {ratio:.4f} is worse by more than {worst_allowed}"
-                )
-            elif not cleared[i]:
-                notes.append(
-                    f"passes the veto {where} with ratio {ratio:.4f}, whose interval from "
-                    f"{bound:.4f} does not clear -{worst_allowed}"
-                )
-    if not adopted:
-        return KEEP, shortfalls[0]
-    reason = (
-        f"the lower bound is at least {at_least} against every Cython FP32 arm "
-        f"({', '.join(comparators)}), and no veto cell is worse by more than {worst_allowed}"
+    bounds = _bounds(challenger, incumbents, measured, protocol)
+    (_, primary), *vetoes = bounds
+    plan = measured.plan(cells[0])
+    logs = {name: measured.logs(cells[0], challenger, name) for name in incumbents}
+    against = tuple(
+        {
+            "incumbent": name,
+            "layouts_differ": layouts.differ(challenger, name),
+            **interval_of(own, plan),
+        }
+        for name, own in logs.items()
     )
-    return ADOPT, "; ".join([reason, *notes])
+    tested = Answer(KEEP, "", challenger=challenger, against=against)
+    edge = math.log1p(decision["adopt_lower_bound"])
+    at_least = f"{1 + decision['adopt_lower_bound']:.2f}"
+    allowed = f"{decision['veto_regression']:.0%}"
+    veto_said = [
+        f"at {cell['context']} it is {math.exp(own.mean[i]):.3f}x {name}"
+        for cell, (role, own) in zip(cells[1:], vetoes)
+        for i, name in enumerate(incumbents)
+        if not rule.passes(role, own, decision)[i]
+    ]
+    if bool(rule.adopts(bounds, decision)):
+        unclear = [
+            f"at {cell['context']} the interval over {name} begins at {math.exp(own.low[i]):.3f}"
+            for cell, (_, own) in zip(cells[1:], vetoes)
+            for i, name in enumerate(incumbents)
+            if own.low[i] < math.log1p(-decision["veto_regression"]) - decision["relative_slack"]
+        ]
+        reason = (
+            f"{challenger} is faster than every Cython FP32 arm ({', '.join(incumbents)}) by an interval "
+            f"that begins at {at_least} or more at {cells[0]['context']}, and no other context is worse by "
+            f"more than {allowed}"
+        )
+        return replace(
+            tested, outcome=ADOPT, adopted=challenger, reason="; ".join([reason, *unclear])
+        )
+    worst = int(primary.low.argmin())
+    name = incumbents[worst]
+    note = labels.LAYOUTS_DIFFER if layouts.differ(challenger, name) else ""
+    shown = against[worst]
+    low, high = shown["ci95"]
+    said = [
+        f"{challenger} runs at {shown['ratio']:.3f}x the speed of {name}{note} at {cells[0]['context']} "
+        f"positions (95% interval {low:.3f} to {high:.3f}, {shown['n_blocks']} blocks)"
+    ]
+    out = [n for i, n in enumerate(incumbents) if primary.high[i] < edge]
+    if out or veto_said:
+        kind, more = RULED_OUT, None
+        if out:
+            said.append(f"a gain of {decision['adopt_lower_bound']:.0%} is ruled out")
+        if veto_said:
+            said.append(f"it is worse by more than {allowed} elsewhere: {', '.join(veto_said)}")
+    else:
+        kind = NOT_SHOWN
+        needs = [n for i, n in enumerate(incumbents) if primary.low[i] < edge]
+        counts = [plan.more_blocks(logs[n], edge) for n in needs]
+        known = [count for count in counts if count is not None]
+        more = max(known) if len(known) == len(counts) else None
+        said.append(
+            f"whether it gains {decision['adopt_lower_bound']:.0%} is not shown: "
+            + (f"about {more} more blocks would tell" if more else "it lies on the edge")
+        )
+    equal = _equal(measured, cells[0], challenger, stays, decision)
+    if equal:
+        said.append(f"{challenger} and {stays} are equal within {allowed}, by the whole interval")
+    return replace(tested, kind=kind, more_blocks=more, equal=equal, reason="; ".join(said))
+
+
+def _equal(
+    measured: Measured, cell: Any, challenger: str, stays: str, decision: dict[str, Any]
+) -> bool:
+    own = measured.plan(cell).bounds(measured.logs(cell, challenger, stays))
+    within = math.log1p(decision["veto_regression"]) + decision["relative_slack"]
+    under = math.log1p(-decision["veto_regression"]) - decision["relative_slack"]
+    return bool(own.low >= under and own.high <= within)

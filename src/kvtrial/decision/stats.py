@@ -1,13 +1,12 @@
-"""Intervals for paired block ratios: pure functions of numbers.
+"""Intervals from logarithms of block figures: pure functions of numbers.
 
-The unit of replication is the block (a fresh process). Ratios are compared as logarithms; the mean
-log ratio's exponential is the estimate. Two-sided t intervals decide; bootstrap intervals stand beside
-them for show, since a bootstrap of 6 to 12 blocks covers too little.
+The unit of replication is the block (fresh processes). Ratios are compared as logarithms; the mean log
+ratio's exponential is the estimate. What is valid for a registered cell is its sampling plan's to say
+(`kvtrial.measure.plan`); here is what needs no plan.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy import special
+
+from kvtrial.measure.plan import SamplingPlan, t_quantile
+
+Logs = npt.NDArray[np.float64]
 
 
 class Unusable(ValueError):
@@ -46,9 +49,7 @@ class Interval:
     n: int
 
 
-def tokens_per_s(
-    step_ms: Sequence[float] | npt.NDArray[np.float64], tokens_per_step: int = 1
-) -> float:
+def tokens_per_s(step_ms: Sequence[float] | Logs, tokens_per_step: int = 1) -> float:
     """Total tokens over total time; never the mean of rates. ``step_ms`` (n,) in milliseconds."""
     steps = np.asarray(step_ms, np.float64)
     if steps.size == 0:
@@ -59,9 +60,7 @@ def tokens_per_s(
     return steps.size * tokens_per_step / (total / 1000.0)
 
 
-def paired_log_ratios(
-    numerator: Mapping[int, float], denominator: Mapping[int, float]
-) -> npt.NDArray[np.float64]:
+def paired_log_ratios(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Logs:
     """log(numerator / denominator) by block, in block order.
 
     Parameters
@@ -88,85 +87,33 @@ def paired_log_ratios(
     return np.array([math.log(numerator[b]) - math.log(denominator[b]) for b in blocks])
 
 
-def check(log_ratios: npt.ArrayLike, min_blocks: int) -> npt.NDArray[np.float64]:
+def check(log_ratios: npt.ArrayLike, min_blocks: int = 2) -> Logs:
     """Log ratios (n,) as an array, once it is known that an interval can be made of them."""
     values = np.asarray(log_ratios, np.float64)
     if values.ndim != 1 or values.size < max(2, min_blocks):
-        raise InsufficientData(f"{values.size} blocks; at least {max(2, min_blocks)} are needed")
+        raise InsufficientData(
+            f"{values.size} valid blocks; {max(2, min_blocks)} are registered or needed"
+        )
     if not np.isfinite(values).all():
         raise NonFinite(f"log ratios hold {values[~np.isfinite(values)][0]}; all must be finite")
     return values
 
 
-def t_bounds(
-    logs: npt.NDArray[np.float64], confidence: float, first: int | None = None
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Mean and two-sided t bounds over the last axis.
-
-    Parameters
-    ----------
-    logs : ndarray of float64, shape (..., n)
-        Log ratios by block, n >= 2, all finite.
-    confidence : float
-        0.95 for a 95% interval.
-    first : int, optional
-        How many of the blocks fixed the number of all, see `rule.blocks_wanted`. The interval
-        is then the wider of two: with the spread of those alone, which covers exactly whatever number
-        they asked for (Stein, Annals of Mathematical Statistics 16, 1945), and with that of all.
-
-    Returns
-    -------
-    mean, low, high : ndarray of float64, shape (...)
-        Logs. Values that are equal up to the rounding of the logarithms give [mean, mean].
-    """
-    n = logs.shape[-1]
-    mean = logs.mean(axis=-1)
-    half = _half_width(logs, n, confidence)
-    if first is not None and first < n:
-        half = np.maximum(half, _half_width(logs[..., :first], n, confidence))
-    return mean, mean - half, mean + half
+def t_interval(log_ratios: npt.ArrayLike, confidence: float = 0.95) -> Interval:
+    """Two-sided t interval of the mean log ratio, as ratios. Constant input gives [x, x]."""
+    values = check(log_ratios)
+    plan = SamplingPlan(first=values.size, most=values.size, confidence=confidence)
+    mean, low, high = (math.exp(float(x)) for x in plan.bounds(values))
+    return Interval(mean, low, high, values.size)
 
 
-def _half_width(
-    logs: npt.NDArray[np.float64], n: int, confidence: float
-) -> npt.NDArray[np.float64]:
-    """Half-width of the interval of a mean of ``n``, with the spread of ``logs`` (..., seen)."""
-    seen = logs.shape[-1]
-    constant = np.ptp(logs, axis=-1) <= 1e-12 * np.maximum(1.0, np.abs(logs).max(axis=-1))
-    half = t_quantile(seen - 1, confidence) * logs.std(axis=-1, ddof=1) / math.sqrt(n)
-    return np.where(constant, 0.0, half)
-
-
-@functools.cache
-def t_quantile(freedom: float, confidence: float) -> float:
-    """What a t variable stays within, on both sides, with probability ``confidence``."""
-    return float(special.stdtrit(freedom, 0.5 + confidence / 2))
-
-
-def t_interval(
-    log_ratios: npt.ArrayLike,
-    confidence: float = 0.95,
-    min_blocks: int = 2,
-    first: int | None = None,
-) -> Interval:
-    """Two-sided t interval of the mean log ratio, as ratios. Constant input gives [x, x].
-
-    ``first`` is that of `t_bounds`.
-    """
-    values = check(log_ratios, min_blocks)
-    mean, low, high = (float(bound) for bound in t_bounds(values, confidence, first))
-    return Interval(math.exp(mean), math.exp(low), math.exp(high), values.size)
-
-
-def welch_interval(
-    top: npt.ArrayLike, bottom: npt.ArrayLike, confidence: float = 0.95, min_blocks: int = 2
-) -> Interval:
+def welch_interval(top: npt.ArrayLike, bottom: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     """Interval of exp(mean(top) - mean(bottom)) for logs of two sets of blocks that share none.
 
     For conditions that can't run in one process, such as one thread and all of them. The variances
     may differ (Welch's t interval); ``n`` counts the smaller set.
     """
-    sides = [check(logs, min_blocks) for logs in (top, bottom)]
+    sides = [check(logs) for logs in (top, bottom)]
     difference = float(sides[0].mean() - sides[1].mean())
     shares = [float(side.var(ddof=1)) / side.size for side in sides]
     half = 0.0
@@ -177,11 +124,11 @@ def welch_interval(
     return Interval(ratio, low, high, min(side.size for side in sides))
 
 
-def _varying(log_ratios: npt.ArrayLike) -> npt.NDArray[np.float64] | None:
+def _varying(log_ratios: npt.ArrayLike) -> Logs | None:
     """Checked log ratios of at least 3 blocks; None of fewer, or where they are constant."""
-    values = check(log_ratios, 2)
-    _, low, high = t_bounds(values, 0.95)
-    return None if values.size < 3 or low == high else values
+    values = check(log_ratios)
+    interval = t_interval(values)
+    return None if values.size < 3 or interval.low == interval.high else values
 
 
 def drift_p(log_ratios: npt.ArrayLike, blocks: Sequence[int]) -> float | None:
@@ -212,95 +159,3 @@ def lag1(log_ratios: npt.ArrayLike) -> float | None:
         return None
     apart = values - values.mean()
     return float((apart[:-1] * apart[1:]).sum() / (apart * apart).sum())
-
-
-#: methods of `bootstrap_intervals`
-BOOTSTRAPS = ("percentile", "BCa", "studentised")
-
-
-@functools.lru_cache(maxsize=8)
-def _resamples(n: int, resamples: int, seed: int) -> npt.NDArray[np.int64]:
-    """Indices (n, resamples), drawn as `scipy.stats.bootstrap` draws them."""
-    drawn = np.random.default_rng(seed).integers(0, n, (resamples, n)).T.copy()
-    drawn.setflags(write=False)
-    return drawn
-
-
-def bootstrap_intervals(
-    log_ratios: npt.ArrayLike,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> dict[str, Interval]:
-    """Bootstraps over blocks, for show beside the t interval; method → interval.
-
-    The methods are those of `BOOTSTRAPS`; "studentised" is the bootstrap-t of Efron and Tibshirani, An
-    Introduction to the Bootstrap, section 12.5. A bound is NaN where the method has none (BCa of
-    blocks whose resampled means all lie on one side, a studentised resample of equal blocks so
-    frequent that it is the quantile).
-    """
-    values = check(log_ratios, 2)
-    mean, low, high = (float(bound) for bound in t_bounds(values, confidence))
-    bounds = dict.fromkeys(BOOTSTRAPS, (low, high))
-    if low < high:
-        drawn = values[_resamples(values.size, resamples, seed)]
-        means = drawn.mean(axis=0)
-        tails = np.array([0.5 - confidence / 2, 0.5 + confidence / 2])
-        bounds = {
-            "percentile": _quantiles(means, tails),
-            "BCa": _quantiles(means, _bca_tails(values, means, tails)),
-            "studentised": _studentised(values, drawn, means, tails),
-        }
-    return {
-        method: Interval(math.exp(mean), math.exp(low), math.exp(high), values.size)
-        for method, (low, high) in bounds.items()
-    }
-
-
-def _quantiles(
-    means: npt.NDArray[np.float64], tails: npt.NDArray[np.float64]
-) -> tuple[float, float]:
-    if not np.isfinite(tails).all():
-        return math.nan, math.nan
-    low, high = np.quantile(means, tails)
-    return float(low), float(high)
-
-
-def _studentised(
-    values: npt.NDArray[np.float64],
-    drawn: npt.NDArray[np.float64],
-    means: npt.NDArray[np.float64],
-    tails: npt.NDArray[np.float64],
-) -> tuple[float, float]:
-    # Resamples of one block alone have no spread: their t is infinite, which puts them in the tails.
-    errors = drawn.std(axis=0, ddof=1)
-    shift = means - values.mean()
-    spread = errors > 1e-12 * np.abs(values).max()
-    t = np.divide(shift, errors, out=np.copysign(np.full_like(shift, np.inf), shift), where=spread)
-    # The order statistics themselves: between an infinite t and its neighbour nothing interpolates.
-    upper, lower = np.quantile(t, tails[::-1], method="nearest")
-    spread_of_all = float(values.std(ddof=1))
-    bounds = values.mean() - spread_of_all * np.array([upper, lower])
-    low, high = np.where(np.isfinite(bounds), bounds, np.nan)
-    return float(low), float(high)
-
-
-def _bca_tails(
-    values: npt.NDArray[np.float64],
-    means: npt.NDArray[np.float64],
-    tails: npt.NDArray[np.float64],
-) -> npt.NDArray[np.float64]:
-    """The shares of the resampled means that bound the bias-corrected and accelerated interval."""
-    # A resample that is a permutation of the blocks has their mean, but for the order of rounding.
-    apart_by = means - values.mean()
-    tied = np.abs(apart_by) <= 1e-12 * max(1.0, float(np.abs(values).max()))
-    below = ((apart_by < 0) & ~tied).mean() + tied.mean() / 2
-    if not 0 < below < 1:
-        return np.full_like(tails, np.nan)
-    bias = special.ndtri(below)
-    left_out = (values.sum() - values) / (values.size - 1)  # jackknife means
-    apart = left_out.mean() - left_out
-    acceleration = (apart**3).sum() / (6 * (apart**2).sum() ** 1.5)
-    z = bias + special.ndtri(tails)
-    return special.ndtr(bias + z / (1 - acceleration * z))

@@ -1,20 +1,17 @@
-"""The decision rule: a pure function of (events, protocol).
+"""From events to a verdict: a pure function of (events, protocol).
 
 ``decide(events, protocol)`` reads nothing else: no clock, no file, no candidate. Rows that it needs:
 
 * stage ``run``: ``run/run_id``, ``run/model``, ``run/machine``, ``run/synthetic``, ``run/shape``,
-  ``run/context_length``, ``run/profile``, ``run/usable_cpus`` and per candidate
-  ``candidate/profile``, ``candidate/role``, ``candidate/layout``, ``candidate/missing``,
-  ``candidate/not_built``;
+  ``run/profile``, ``run/usable_cpus``, ``run/context_length`` and per candidate ``candidate/profile``,
+  ``candidate/role``, ``candidate/layout``, ``candidate/missing``, ``candidate/not_built``;
 * stage ``conformance``: ``conformance/outcome`` (1 passed, 0 failed, NaN gap; text names test and P);
-* stage ``parity``: ``parity/positions``, ``parity/max_abs_logit_difference``, ``quality/kld``,
-  ``quality/worst_kld``, ``quality/top1_agrees``, by chunk, and the same of a decode, by step;
-* stages ``m1``, ``m2``, ``aa``, ``control``, ``direct_write``, ``cold_tier``: measurements by block
-  with the probes of each block;
+* stage ``parity``: what `parity` and `quality` judge;
+* stages ``m1``, ``m2``, ``aa``, ``control``, ``direct_write``, ``cold_tier``: measurements by block;
 * every stage: ``attempt/complete``, one row per attempt whose planned blocks are all there.
 
-The rule itself is spelled out in docs/protocol.md. Comparisons are made on logarithms with the
-registered relative slack, so that exactly 10% adopts and exactly 3% passes.
+The rule is spelled out in docs/protocol.md. Comparisons are made on logarithms with the registered relative
+slack, so that exactly 10% adopts and exactly 3% passes.
 """
 
 from __future__ import annotations
@@ -27,21 +24,27 @@ import pandas as pd
 
 from kvtrial.decision import (
     attribution,
+    cold,
     eligibility,
     error_rates,
-    gates,
     known_answers,
     language,
     output,
     parity,
+    quality,
     rule,
+    running,
+    validity,
 )
-from kvtrial.decision.break_even import restore_against_recompute
-from kvtrial.decision.contrasts import Layouts, Measured, contrast, digits
+from kvtrial.decision.contrasts import Layouts, Measured, cell_key
 from kvtrial.decision.language import ADOPT, INCONCLUSIVE, KEEP
-from kvtrial.run import protocol as registered
+from kvtrial.measure.plan import cell_name
+from kvtrial.run import protocol as registration
 
 __all__ = ["ADOPT", "INCONCLUSIVE", "KEEP", "MixedProtocol", "Verdict", "decide"]
+
+#: Stages without whose complete attempt no question about the hot tier can be decided.
+NEEDED = ("conformance", "parity", "m1", "aa", "m2")
 
 
 class MixedProtocol(ValueError):
@@ -55,14 +58,19 @@ class Verdict:
     data: dict[str, Any]
 
     @property
-    def outcome(self) -> str:
-        """ADOPT, KEEP or INCONCLUSIVE, for the hot tier."""
-        return str(self.data["hot"]["outcome"])
+    def store(self) -> str | None:
+        """What to run, or None when that can't be decided."""
+        return self.data["run"]["store"]
 
     @property
-    def adopted(self) -> str | None:
-        """The hot store to run, or None when inconclusive."""
-        return self.data["hot"]["adopted"]
+    def outcome(self) -> str:
+        """ADOPT, KEEP or INCONCLUSIVE: the answer about the language."""
+        return str(self.data["language"]["outcome"])
+
+    @property
+    def decided(self) -> bool:
+        """Whether both questions about the hot tier have an answer."""
+        return self.store is not None and self.outcome != INCONCLUSIVE
 
     def to_json(self) -> str:
         """Canonical text of verdict.json: ratios to 12 digits, no times of day, no paths."""
@@ -86,8 +94,8 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
     ProtocolError
         The protocol is not what its schema allows.
     """
-    registered.check(protocol)
-    protocol_sha256 = registered.sha256(protocol)
+    registration.check(protocol)
+    protocol_sha256 = registration.sha256(protocol)
     strange = sorted(set(events["protocol_sha256"]) - {protocol_sha256})
     if strange:
         raise MixedProtocol(
@@ -95,50 +103,56 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
             "run never mixes protocols: decide each run with its own protocol.json"
         )
     facts = _run_facts(events)
-    chosen, attempts = _first_complete_attempts(events)
-    trials = gates.judge(chosen, protocol)
+    chosen, attempts = validity.first_complete_attempts(events)
+    trials = validity.judge(chosen, protocol)
     measured = Measured(trials.valid_rows, protocol, facts["profile"], facts["usable_cpus"])
     layouts = Layouts(chosen)
     parity_result = parity.judge(chosen, protocol)
+    quality_result = quality.judge(chosen, protocol)
     reasons = eligibility.judge(chosen, protocol, parity_result)
+    known = known_answers.of_run(trials, protocol)
+    open_because = _open(chosen, attempts, trials, known, protocol)
+    profile_of = _texts(chosen, "candidate/profile")
+    hot = language.decide(measured, reasons, layouts, protocol, open_because)
+    decision = protocol["decision"]
     data = {
-        "run_id": facts["run_id"],
+        **{
+            key: facts[key]
+            for key in ("run_id", "model", "shape", "synthetic", "machine", "build_id")
+        },
         "protocol_sha256": protocol_sha256,
         "protocol": protocol["name"],
-        "model": facts["model"],
-        "shape": facts["shape"],
-        "synthetic": facts["synthetic"],
-        "machine": facts["machine"],
-        "build_id": facts["build_id"],
-        "hot": language.decide(
-            measured, trials, reasons, layouts, protocol, output.binaries(chosen)
+        "run": running.decide(
+            measured, reasons, quality_result, hot, layouts, profile_of, protocol, open_because
         ),
-        "characteristics": {
-            **error_rates.of_run(
-                measured,
-                trials,
-                rule.tested(protocol["decision"]["challengers"], reasons),
-                eligibility.comparators(reasons, protocol),
-                protocol,
-            ),
-            "aa": known_answers.of_run(trials, protocol),
-        },
+        "language": hot.as_json(),
+        "cold": cold.decide(chosen, protocol, attempts),
+        "arms": [
+            arm
+            for cell in measured.cells
+            for name in protocol["candidates"]
+            if (arm := measured.arm(cell, name)) is not None
+        ],
+        "contrasts": _contrasts(measured, layouts, protocol),
+        "known_answers": known,
+        "error_rates": error_rates.of_run(
+            measured,
+            trials,
+            next((n for n in decision["challengers"] if reasons.eligible(n)), None),
+            [n for n in decision["incumbents"] if reasons.built(n)],
+            protocol,
+        ),
         "parity": parity_result,
-        "eligibility": reasons,
+        "quality": quality_result,
+        "eligibility": reasons.as_json(),
         "attempts": attempts,
-        "gates": trials.summary,
+        "validity": trials.summary,
         "skipped": _skipped(chosen),
         "hypotheses": attribution.hypotheses(measured, facts["shape"], layouts, protocol),
-        "profiles": attribution.profiles(measured, reasons, parity_result, layouts, protocol),
-        "control": attribution.control(trials.valid_rows, protocol),
-        "direct_write": attribution.direct_write(chosen, trials.valid_rows, protocol),
-        "cold": _decide_cold(chosen, protocol),
+        "control": attribution.control(trials, protocol),
+        "direct_write": attribution.direct_write(chosen, trials, protocol),
     }
     return Verdict(data)
-
-
-# --------------------------------------------------------------------------------------------------
-# What was run
 
 
 def _run_facts(events: pd.DataFrame) -> dict[str, Any]:
@@ -157,93 +171,53 @@ def _run_facts(events: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _first_complete_attempts(events: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The rows that decide: each stage's first complete attempt. All attempts are counted."""
-    kept, attempts = [], {}
-    for stage, rows in events.groupby("stage", sort=True):
-        complete = sorted(set(rows.loc[rows["metric"] == "attempt/complete", "attempt"]))
-        every = sorted(set(rows["attempt"]))
-        decides = complete[0] if complete else every[-1]
-        kept.append(rows[rows["attempt"] == decides])
-        attempts[str(stage)] = {
-            "made": len(every),
-            "complete": len(complete),
-            "decided_by": int(decides),
+def _texts(events: pd.DataFrame, metric: str) -> dict[str, str]:
+    rows = events[(events["stage"] == "run") & (events["metric"] == metric)]
+    return dict(zip(rows["candidate"], rows["text"]))
+
+
+def _open(
+    events: pd.DataFrame,
+    attempts: dict[str, Any],
+    trials: validity.Judged,
+    known: dict[str, Any],
+    protocol: dict[str, Any],
+) -> str | None:
+    """Why no question about the hot tier can be decided, or None."""
+    if (mixed := output.binaries(events)) is not None:
+        return mixed
+    for cell in rule.judged_cells(protocol):
+        if (why := trials.broken.get(cell_name(cell))) is not None:
+            return f"context {cell['context']} can't be decided: {why}"
+    for stage in NEEDED:
+        if not attempts.get(stage, {}).get("complete"):
+            return f"stage {stage} has no complete attempt"
+    fault: str | None = known["fault"]
+    return fault
+
+
+def _contrasts(
+    measured: Measured, layouts: Layouts, protocol: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Challengers and profiles against every incumbent, wherever both were measured."""
+    decision = protocol["decision"]
+    return [
+        {
+            "challenger": challenger,
+            "incumbent": incumbent,
+            "layouts_differ": layouts.differ(challenger, incumbent),
+            **cell_key(cell),
+            **measured.contrast(cell, challenger, incumbent),
         }
-    return pd.concat(kept, ignore_index=True), attempts
+        for challenger in [*decision["challengers"], *decision["profiles"]]
+        for cell in measured.cells
+        for incumbent in decision["incumbents"]
+        if measured.has(cell, challenger) and measured.has(cell, incumbent)
+    ]
 
 
 def _skipped(events: pd.DataFrame) -> list[dict[str, str]]:
     """Cells that the machine could not hold, each with its reason."""
     rows = events[events["metric"] == "cell/skipped"]
-    found = {(str(r["stage"]), gates.cell_name(r), str(r["text"])) for _, r in rows.iterrows()}
+    found = {(str(r["stage"]), cell_name(r), str(r["text"])) for _, r in rows.iterrows()}
     return [dict(zip(("stage", "cell", "reason"), one)) for one in sorted(found)]
-
-
-# --------------------------------------------------------------------------------------------------
-# The cold tier
-
-
-def _decide_cold(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
-    """Z1 or Z2 by restore latency at equal durability; RocksDB is the index either way."""
-    everything = events[events["stage"] == "cold_tier"]
-    prefix = protocol["cold"]["prefix_tokens"]
-    rows = everything[everything["context"].isin([0, prefix])]
-    figures: dict[str, dict[str, Any]] = {}
-    for (name, metric), own in rows[rows["metric"].str.startswith("cold/")].groupby(
-        ["candidate", "metric"]
-    ):
-        numbers = own["value"].dropna()
-        if len(numbers):
-            figures.setdefault(str(name), {})[str(metric).removeprefix("cold/")] = digits(
-                float(numbers.median())
-            )
-    decide_by = protocol["cold"]["decide_by"]
-    result: dict[str, Any] = {
-        "index": "RocksDB",
-        "decided_by": decide_by,
-        "figures": figures,
-        **restore_against_recompute(everything, prefix),
-    }
-
-    def inconclusive(reason: str) -> dict[str, Any]:
-        return {**result, "adopted": None, "reason": reason}
-
-    times = {
-        name: {
-            int(b): float(v.median())
-            for b, v in rows[
-                (rows["candidate"] == name) & (rows["metric"] == f"cold/{decide_by}")
-            ].groupby("block")["value"]
-        }
-        for name in ("Z1", "Z2")
-    }
-    for name in ("Z1", "Z2"):
-        crash = rows[(rows["candidate"] == name) & (rows["metric"] == "cold/crash_recovered")]
-        if crash.empty:
-            return inconclusive(f"{name}: no crash evidence; equal durability is not shown")
-        broken = sorted(set(crash[crash["value"] != 1]["text"]))
-        if broken:
-            return inconclusive(f"{name} broke a promise after: {', '.join(broken)}")
-    fsyncs = {
-        name: set(
-            rows[(rows["candidate"] == name) & (rows["metric"] == "cold/fsyncs_per_batch")]["value"]
-        )
-        for name in ("Z1", "Z2")
-    }
-    if not all(fsyncs.values()):
-        return inconclusive("fsyncs per batch were not counted; equal durability is not shown")
-    if fsyncs["Z1"] != fsyncs["Z2"]:
-        return inconclusive(f"fsyncs per batch differ: Z1 {fsyncs['Z1']}, Z2 {fsyncs['Z2']}")
-    ratio = contrast(times["Z1"], times["Z2"], protocol)
-    result["z1_over_z2"] = ratio
-    if ratio["ratio"] is None:
-        return inconclusive(f"restore latency: {ratio['problem']}")
-    adopted = "Z2" if ratio["ratio"] >= 1 else "Z1"
-    low, high = ratio["ci95"]
-    clear = "" if not low <= 1 <= high else "; its interval includes 1, so this is close to a tie"
-    reason = (
-        f"{adopted} restores faster at equal durability: Z1 takes {ratio['ratio']:.3f} times Z2's time "
-        f"({low:.3f} to {high:.3f}, n = {ratio['n_blocks']}){clear}"
-    )
-    return {**result, "adopted": adopted, "reason": reason}

@@ -115,34 +115,6 @@ def affinity() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def cpu_times() -> tuple[int, dict[str, float]]:
-    """How many CPUs this process may use, and the seconds that they have spent in each kind of use.
-
-    Of all CPUs where the system lists others than it has online, as in some containers.
-    """
-    import psutil
-
-    each = psutil.cpu_times(percpu=True)
-    online = _cpu_list(_read(Path("/sys/devices/system/cpu/online")))
-    if len(online) == len(each):
-        own = set(affinity())
-        each = [times for cpu, times in zip(online, each) if cpu in own] or each
-    # Guest time is part of user time.
-    kinds = [kind for kind in each[0]._fields if not kind.startswith("guest")]
-    return len(each), {kind: sum(getattr(times, kind) for times in each) for kind in kinds}
-
-
-def _cpu_list(text: str) -> list[int]:
-    """Such as ``0-3,8`` of the kernel; empty where it is no such list."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
-            return []
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
 def usable_cpus() -> int:
     """CPUs that work can really use at once: affinity and the control group's quota considered."""
     quota = cgroup_cpu_quota()

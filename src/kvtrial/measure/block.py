@@ -1,228 +1,414 @@
-"""M2: one block, a fresh process in which every candidate runs its whole decode, one after another.
+"""One block: a fresh process in which all arms of a cell decode in rotation.
 
 ``python -m kvtrial.measure.block SPEC.json OUT.json`` with SPEC:
 
 ==============  ====================================================================================
 gguf            path of the model
-candidates      names, in the order of this block
-stands_for      name to the candidate that it stands for, where that is another (A/A); optional
-baseline        the candidate whose tokens the others' are compared with; optional
+candidates      names of the arms
+stands_for      arm to the candidate that it is, where that is another (A/A); optional
+spins           arm to the share of its step's own time that it spins inside the step; optional
+ways            arm to "direct" or "append": how its rows come in; optional, by default direct
+reference       the arm whose rows slow arms are given, and whose logits the others' are compared with
 snapshots       folders of the filled contexts, one a session
 threads         threads of decoder and stores
 page_tokens     P
-warmup_steps    decoded and dropped before the counted ones
-decode_steps    counted greedy steps
-seed            of the order in which a pool hands out its pages
+rotation        the protocol's: warmup_rounds, slow_ratio, slow_every, output_steps; and step_limit_s,
+                at SPEC's top too, which the parent obeys
+rounds          counted rounds, at least; whole cycles are run
+slow            arms that are known to be slow; null: they are found in the first round
+seed            of orders, of the order in which pools hand out pages, and of what is checked
+compare         whether logits are compared with the reference's; optional
+alone_steps     steps that an arm which would fit into the cache decodes alone; 0 for none; optional
 probes          passes of the probes, as registered; null where the machine is not probed; optional
-check           whether attention is held against the oracle after the last step; optional
 ==============  ====================================================================================
 
-A candidate that raises costs its own rows only. Tokens are compared when all arms are done: timing
-counts only for an arm that gave the baseline's, up to a tie.
+Every step is fed the text's own next token; its argmax is part of the step and then ignored, so that all
+arms do the same work at every step. An arm that raises ends the process: the block is run again without it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
+import contextlib
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
+from scipy.special import log_softmax
 
-from kvtrial import engine, reference
+from kvtrial import engine
 from kvtrial.candidates import get
-from kvtrial.contract import Capability, KVSession, KVStore, Profile
-from kvtrial.measure import clock
-from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
+from kvtrial.contract import F32, I64, Capability, KVSession, KVStore, Profile
+from kvtrial.host import machine
+from kvtrial.measure import clock, kept, rotation
+from kvtrial.measure.accounts import Accounts, stood_still_ns
+from kvtrial.measure.child import Row, Spec, blamed, main, no_collection
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import Snapshot, fill, opened, row_at, shape_of
-from kvtrial.measure.surroundings import Bracket, reading_rows
+from kvtrial.measure.surroundings import environment_rows, reading_rows, throttled_rows
 
 COST_REPETITIONS = 16
+
+
+@dataclass
+class Arm:
+    """A store with its filled sessions, and what its timed steps gave.
+
+    Attributes
+    ----------
+    step_ns, attention_ns : dict of int to int
+        Counted round → nanoseconds, of timed steps alone.
+    kept : list of (int, kept.Call)
+        Number of the session, and the call.
+    """
+
+    name: str
+    candidate: str
+    store: KVStore
+    sessions: list[KVSession]
+    decoder: Any
+    spin: float = 0.0
+    step_ns: dict[int, int] = field(default_factory=dict)
+    attention_ns: dict[int, int] = field(default_factory=dict)
+    stood_still_ns: int = 0
+    disk_faults: int = 0
+    kept: list[tuple[int, kept.Call]] = field(default_factory=list)
+    digest: Any = field(default_factory=xxhash.xxh3_128)
+
+    @property
+    def profile(self) -> Profile:
+        """How it stores numbers."""
+        return get(self.candidate).profile
+
+    def step(self, sessions: list[Any], ids: I64) -> F32:
+        """One decode step as it is timed: feed a token to each session, pick the next, ignore it.
+
+        Returns the logits, a view that is good until the next step of any arm.
+        """
+        start = clock.now_ns()
+        logits: F32 = self.decoder.step(sessions, ids)
+        logits.argmax(axis=1)
+        if self.spin:
+            stop = clock.now_ns()
+            until = stop + self.spin * (stop - start)
+            while clock.now_ns() < until:
+                pass
+        return logits
+
+
+@dataclass
+class Agreement:
+    """How an arm's logits compare with the reference's at equal input, by round."""
+
+    kld: list[float] = field(default_factory=list)
+    top1: list[float] = field(default_factory=list)
+    shift: list[float] = field(default_factory=list)
+
+    def add(self, ours: F32, theirs: F32) -> None:
+        """Logits (sessions, V) of one round; in float64, since FP32 sums over V would round."""
+        a, b = ours.astype(np.float64), theirs.astype(np.float64)
+        log_p, log_q = log_softmax(b, axis=1), log_softmax(a, axis=1)
+        self.kld.append(float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean()))
+        self.top1.append(float((a.argmax(axis=1) == b.argmax(axis=1)).mean()))
+        self.shift.append(float(np.abs(a - b).max()))
+
+    def rows(self, name: str) -> list[Row]:
+        """As events, one a round."""
+        return [
+            {"candidate": name, "metric": f"m2/logits_{what}", "index": index, "value": value}
+            for what in ("kld", "top1", "shift")
+            for index, value in enumerate(getattr(self, what))
+        ]
 
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
     model = engine.load(spec["gguf"])
     snapshots = [Snapshot.open(folder) for folder in spec["snapshots"]]
-    passes = spec.get("probes", {})
-    probe = None if passes is None else Probes(spec["threads"], **passes)
+    passes = spec.get("probes")
     rows: list[Row] = []
-    outputs: dict[str, Decoded] = {}
-    # Between two arms the machine is read twice, so at the block's ends too: see `gates.readings`.
-    if probe is not None:
-        rows += reading_rows(probe, 0, place=0)
-    for place, name in enumerate(spec["candidates"]):
-        note(name)
-        columns = {"candidate": name, "place": place}
-        try:
-            found, outputs[name] = run_arm(model, name, snapshots, spec, probe, columns)
-            rows += found
-        except Exception as error:
-            rows.append({**columns, "metric": "failed", "text": failed_row(error)})
-    if probe is not None:
-        rows += reading_rows(probe, 1, place=len(spec["candidates"]) - 1)
-    baseline = outputs.get(spec.get("baseline", ""))
-    if baseline is not None:
-        for name, decoded in outputs.items():
-            rows += decoded.compared(baseline, {"candidate": name})
+    with contextlib.ExitStack() as stack:
+        if passes is not None:
+            probe = stack.enter_context(contextlib.closing(Probes(spec["threads"], **passes)))
+            rows += reading_rows(probe, 0)
+        start = time.monotonic()
+        arms = open_arms(stack, model, snapshots, spec, note)
+        rows.append({"metric": "block/opened_s", "value": time.monotonic() - start})
+        rows += rotate(arms, snapshots, spec, note)
+        rows += environment_rows()
+        for arm in arms.values():
+            with blamed(arm.name, note):
+                rows += _checked(arm, snapshots, spec)
+                rows += _bytes(arm, snapshots[0].tokens, spec["rotation"]["warmup_rounds"])
+                rows += _alone(arm, snapshots, spec)
+                rows += _costs(arm, snapshots[0])
     return rows
 
 
-def run_arm(
+def open_arms(
+    stack: contextlib.ExitStack,
     model: Any,
-    name: str,
     snapshots: list[Snapshot],
     spec: Spec,
-    probe: Probes | None,
-    columns: dict[str, Any],
-) -> tuple[list[Row], Decoded]:
-    """One candidate's decode and its costs; the decode alone where the machine is not probed."""
-    name = spec.get("stands_for", {}).get(name, name)
-    steps = spec["warmup_steps"] + spec["decode_steps"]
-    with opened(
-        name,
-        shape_of(model),
-        tokens=snapshots[0].tokens + steps,
-        sessions=len(snapshots),
-        page_tokens=spec["page_tokens"],
-        threads=spec["threads"],
-        page_seed=spec["seed"],
-    ) as (store, sessions):
-        for session, snapshot in zip(sessions, snapshots):
-            fill(session, snapshot)
-        decoder = model.decoder(
-            threads=spec["threads"], activations="quantised", batch=len(sessions)
+    note: Callable[[str], None],
+) -> dict[str, Arm]:
+    """All arms, filled from the snapshots. They share the decoders' scratch, one for each way in."""
+    decoders = {
+        way: model.decoder(
+            threads=spec["threads"],
+            activations="quantised",
+            batch=len(snapshots),
+            direct=way == "direct",
         )
-        first = np.array([s.next_id for s in snapshots], np.int64)
-        if probe is None:
-            decoded = _decode(decoder, sessions, first, steps)
-            return decoded.rows(spec["warmup_steps"], columns), decoded
-        with Bracket(probe, **columns) as bracket:
-            decoded = _decode(decoder, sessions, first, steps)
-        rows = bracket.rows + decoded.rows(spec["warmup_steps"], columns)
-        rows += _bytes(store, sessions, spec["decode_steps"], columns)
-        if spec.get("check"):
-            rows.append(_checked(sessions, snapshots, get(name).profile, spec["seed"], columns))
-        rows += _costs(sessions[0], snapshots[0], get(name).capabilities, columns)
-        return rows, decoded
+        for way in ("direct", "append")
+    }
+    arms = {}
+    for name in spec["candidates"]:
+        candidate = spec.get("stands_for", {}).get(name, name)
+        with blamed(name, note):
+            store, sessions = stack.enter_context(
+                opened(
+                    candidate,
+                    shape_of(model),
+                    tokens=snapshots[0].tokens + steps_of(spec),
+                    sessions=len(snapshots),
+                    page_tokens=spec["page_tokens"],
+                    threads=spec["threads"],
+                    page_seed=spec["seed"],
+                )
+            )
+            for session, snapshot in zip(sessions, snapshots):
+                fill(session, snapshot)
+        decoder = decoders[spec.get("ways", {}).get(name, "direct")]
+        spin = spec.get("spins", {}).get(name, 0.0)
+        arms[name] = Arm(name, candidate, store, sessions, decoder, spin)
+    return arms
 
 
-class Decoded:
-    """What a decode gave: int64 (steps,) times in ns, int64 (steps, sessions) tokens.
+def steps_of(spec: Spec) -> int:
+    """Steps that a fast arm makes at most: what sessions and forced streams have to hold."""
+    counted = max(
+        rotation.rounds_of(arms, spec["rounds"]) for arms in range(1, len(spec["candidates"]) + 1)
+    )
+    return int(spec["rotation"]["warmup_rounds"] + counted + spec.get("alone_steps", 0))
 
-    ``margins``: float64 (steps, sessions), difference of the two largest logits.
+
+@dataclass
+class Stepper:
+    """Makes one step of one arm, and books where its time went."""
+
+    spec: Spec
+    forced: I64  # (F, sessions): the text's own next tokens
+    accounts: Accounts
+    note: Callable[[str], None]
+
+    def step(
+        self, arm: Arm, number: int, *, timed: bool, draw: np.random.Generator | None = None
+    ) -> F32:
+        """Step ``number`` from the filled context on; logits (sessions, V) are good until the next one.
+
+        With ``draw`` one session's attention in one layer is kept, both drawn from it.
+        """
+        sessions: list[Any] = list(arm.sessions)
+        which, watched = 0, None
+        if draw is not None:
+            which = int(draw.integers(len(sessions)))
+            watched = kept.Kept(sessions[which], int(draw.integers(arm.store.spec.layers)))
+            sessions[which] = watched
+        with blamed(arm.name, self.note):
+            before = self.accounts.read()
+            start = clock.now_ns()
+            logits = arm.step(sessions, self.forced[number])
+            stop = clock.now_ns()
+            after = self.accounts.read()
+        if timed:
+            index = number - self.spec["rotation"]["warmup_rounds"]
+            arm.step_ns[index] = clock.elapsed_ns(start, stop, f"step {number} of {arm.name}")
+            arm.attention_ns[index] = arm.decoder.attention_ns
+            arm.disk_faults += after.disk_faults - before.disk_faults
+            arm.stood_still_ns = max(arm.stood_still_ns, stood_still_ns(before, after))
+        if number < self.spec["rotation"]["warmup_rounds"] + self.spec["rounds"]:
+            arm.digest.update(np.ascontiguousarray(logits).data)
+        if watched is not None and watched.call is not None:
+            arm.kept.append((which, watched.call))
+        return logits
+
+
+def rotate(
+    arms: dict[str, Arm], snapshots: list[Snapshot], spec: Spec, note: Callable[[str], None]
+) -> list[Row]:
+    """The rounds, and what is known when they are over.
+
+    The order of the arms is drawn for every round: what the machine does to them for longer than a round
+    then meets all alike. A slow arm comes last, and in every eighth round only: it would take most of the
+    time, and leaves the caches and the clock as no fast arm does. Before its step it gets, untimed, the rows
+    that it missed; the first fast arm after it is not timed in its round.
     """
+    rules = spec["rotation"]
+    warmup, every = rules["warmup_rounds"], rules["slow_every"]
+    throttled = machine.throttle_events()
+    forced = np.stack([snapshot.forced for snapshot in snapshots], axis=1)
+    with contextlib.closing(Accounts()) as accounts, no_collection():
+        stepper = Stepper(spec, forced, accounts, note)
+        slow = _slow(arms, stepper)
+        fast = [name for name in arms if name not in slow]
+        source = arms[spec["reference"] if spec["reference"] in fast else fast[0]]
+        orders = rotation.orders(fast, spec["rounds"], spec["seed"])
+        checked = _drawn(len(orders), fast, slow, rules, spec["seed"])
+        agreements = {name: Agreement() for name in arms if spec.get("compare")}
+        after_slow = False
+        for number in range(1, warmup + len(orders)):
+            counted = number - warmup  # below 0 while all warm up
+            logits: dict[str, F32] = {}
+            for place, name in enumerate(orders[max(counted, 0)]):
+                timed = counted >= 0 and not (after_slow and place == 0)
+                given = stepper.step(
+                    arms[name], number, timed=timed, draw=checked.get((name, counted))
+                )
+                if agreements and counted >= 0:
+                    logits[name] = given.copy()
+            after_slow = bool(slow) and counted >= 0 and (counted + 1) % every == 0
+            for name in rotation.turn(slow, counted // every) if after_slow else ():
+                with blamed(name, note):
+                    _catch_up(arms[name], source)
+                given = stepper.step(
+                    arms[name], number, timed=True, draw=checked.get((name, counted))
+                )
+                if agreements:
+                    logits[name] = given.copy()
+            for name in logits:
+                if source.name in logits and name != source.name:
+                    agreements[name].add(logits[name], logits[source.name])
+        complete = accounts.complete
+    rows = [row for arm in arms.values() for row in _step_rows(arm, len(snapshots), complete)]
+    rows += [{"candidate": name, "metric": "rotation/slow", "value": 1.0} for name in slow]
+    rows += throttled_rows(throttled)
+    for name, agreement in agreements.items():
+        rows += agreement.rows(name)
+    return rows
 
-    def __init__(self, steps: int, sessions: int) -> None:
-        self.step_ns = np.zeros(steps, np.int64)
-        self.attention_ns = np.zeros(steps, np.int64)
-        self.tokens = np.zeros((steps, sessions), np.int64)
-        self.margins = np.zeros((steps, sessions))
 
-    def compared(self, baseline: Decoded, columns: dict[str, Any]) -> list[Row]:
-        """How long each session gave the baseline's tokens, and the baseline's margin where it
-        ceased to; past the first difference the two decode different texts."""
-        rows: list[Row] = []
-        for session, differs in enumerate((self.tokens != baseline.tokens).T):
-            at = {**columns, "index": session}
-            agreed = int(differs.argmax()) if differs.any() else len(differs)
-            rows.append({**at, "metric": "m2/agreed_steps", "value": float(agreed)})
-            if differs.any():
-                margin = float(baseline.margins[agreed, session])
-                rows.append({**at, "metric": "m2/margin_at_difference", "value": margin})
-        return rows
-
-    def rows(self, warmup: int, columns: dict[str, Any]) -> list[Row]:
-        """Rows of the steps after the warm-up; the hash is over all tokens, the warm-up's too."""
-        rows: list[Row] = []
-        for index, (step, attention) in enumerate(
-            zip(self.step_ns[warmup:].tolist(), self.attention_ns[warmup:].tolist())
-        ):
-            at = {**columns, "index": index}
-            rows.append({**at, "metric": "m2/step_ms", "value": step / 1e6})
-            rows.append({**at, "metric": "m2/attention_ms", "value": attention / 1e6})
-        digest = hashlib.sha256(self.tokens.astype("<i8").tobytes()).hexdigest()
-        return [
-            *rows,
-            {**columns, "metric": "m2/tokens", "value": float(self.tokens[warmup:].size)},
-            {**columns, "metric": "output_sha256", "text": digest},
-        ]
+def _slow(arms: dict[str, Arm], stepper: Stepper) -> list[str]:
+    """The first round takes everybody: it shows who is slow, where the block was not told."""
+    first_ns = {}
+    for name in rotation.orders(list(arms), 1, stepper.spec["seed"])[0]:
+        start = clock.now_ns()
+        stepper.step(arms[name], 0, timed=False)
+        first_ns[name] = clock.elapsed_ns(start, clock.now_ns(), f"the first step of {name}")
+    told = stepper.spec["slow"]
+    if told is None:
+        told = rotation.slow_arms(first_ns, stepper.spec["rotation"]["slow_ratio"])
+    return [name for name in arms if name in told]
 
 
-def _decode(decoder: Any, sessions: list[KVSession], ids: np.ndarray, steps: int) -> Decoded:
-    """Greedy steps, each timed from the call to the chosen tokens."""
-    decoded = Decoded(steps, len(sessions))
+def _drawn(
+    rounds: int, fast: list[str], slow: list[str], rules: dict[str, Any], seed: int
+) -> dict[tuple[str, int], np.random.Generator]:
+    """(arm, counted round) → what draws session and layer, for the calls that are checked."""
+    draw = np.random.default_rng([seed, 1])
+    turns = {
+        **dict.fromkeys(fast, np.arange(rounds)),
+        **dict.fromkeys(slow, np.arange(rules["slow_every"] - 1, rounds, rules["slow_every"])),
+    }
+    return {
+        (name, int(number)): np.random.default_rng([seed, int(number), place])
+        for place, (name, own) in enumerate(turns.items())
+        for number in draw.permutation(own)[: rules["output_steps"]]
+    }
+
+
+def _catch_up(arm: Arm, source: Arm) -> None:
+    """Give a slow arm the rows that the source appended since its last step."""
+    for own, other in zip(arm.sessions, source.sessions):
+        # The source has already made this round's step, whose row the arm appends itself.
+        positions = np.arange(own.length(0), other.length(0) - 1)
+        if len(positions) == 0:
+            continue
+        for layer in range(arm.store.spec.layers):
+            own.append(layer, positions, *other.read(layer, positions))
+
+
+def _step_rows(arm: Arm, sessions: int, complete: bool) -> list[Row]:
+    at = {"candidate": arm.name}
+    rows: list[Row] = []
+    for index in sorted(arm.step_ns):
+        for metric, spent in (("step", arm.step_ns), ("attention", arm.attention_ns)):
+            value = spent[index] / 1e6
+            rows.append({**at, "metric": f"m2/{metric}_ms", "index": index, "value": value})
+    if complete:
+        still_s = arm.stood_still_ns / 1e9
+        rows.append({**at, "metric": "rotation/stood_still_s", "value": still_s})
+    rows.append({**at, "metric": "rotation/disk_faults", "value": float(arm.disk_faults)})
+    rows.append({**at, "metric": "m2/tokens", "value": float(len(arm.step_ns) * sessions)})
+    rows.append({**at, "metric": "output_xxh3", "text": arm.digest.hexdigest()})
+    return rows
+
+
+def _checked(arm: Arm, snapshots: list[Snapshot], spec: Spec) -> list[Row]:
+    """The kept calls against the oracle and the store; and the rows' hash, equal in every block."""
+    rows: list[Row] = []
+    for index, (which, call) in enumerate(arm.kept):
+        session, at = arm.sessions[which], {"candidate": arm.name, "index": index}
+        error = kept.output_error(call, session, snapshots[which], arm.profile)
+        rows.append({**at, "metric": "m2/output_error", "value": error})
+        row = kept.row_error(call, session, arm.profile)
+        rows.append({**at, "metric": "m2/row_error", "value": row})
+        rows.append({**at, "metric": "m2/by_slot", "value": float(call.by_slot)})
+    digest = xxhash.xxh3_128()
+    for session, snapshot in zip(arm.sessions, snapshots):
+        # As many as every block has, however many rounds whole cycles are.
+        steps = spec["rotation"]["warmup_rounds"] + spec["rounds"]
+        positions = np.arange(snapshot.tokens, min(session.length(0), snapshot.tokens + steps))
+        for layer in range(arm.store.spec.layers):
+            for array in session.read(layer, positions):
+                digest.update(np.ascontiguousarray(array).data)
+    rows.append({"candidate": arm.name, "metric": "rows_xxh3", "text": digest.hexdigest()})
+    return rows
+
+
+def _bytes(arm: Arm, filled: int, warmup: int) -> list[Row]:
+    """Bytes of a position in all layers, bytes that a timed step reads on average, and bytes held."""
+    layers = arm.store.spec.layers
+    # A step reads the rows before it and its own.
+    mean_length = filled + warmup + 1 + sum(arm.step_ns) / max(1, len(arm.step_ns))
+    found = {
+        "m2/row_bytes": layers * arm.store.row_bytes,
+        "m2/kv_bytes_per_token": layers * arm.store.row_bytes * mean_length,
+        "m2/resident_bytes": arm.store.resident_bytes,
+    }
+    return [{"candidate": arm.name, "metric": m, "value": float(v)} for m, v in found.items()]
+
+
+def _alone(arm: Arm, snapshots: list[Snapshot], spec: Spec) -> list[Row]:
+    """Steps of one arm after the other, where weights and rows would stay in the cache between them.
+
+    In the rotation every arm reads from memory; for such an arm a decode alone would be another figure.
+    """
+    steps = spec.get("alone_steps", 0)
+    row_bytes = arm.store.spec.layers * arm.store.row_bytes
+    held = Path(spec["gguf"]).stat().st_size + row_bytes * sum(s.length(0) for s in arm.sessions)
+    if not steps or held > machine.last_level_cache_bytes(spec["threads"]):
+        return []
+    forced = np.stack([snapshot.forced for snapshot in snapshots], axis=1)
+    first = arm.sessions[0].length(0) - snapshots[0].tokens
+    rows: list[Row] = []
     with no_collection():
         for index in range(steps):
             start = clock.now_ns()
-            logits = decoder.step(sessions, ids)
-            ids = logits.argmax(axis=1)
-            stop = clock.now_ns()
-            decoded.step_ns[index] = clock.elapsed_ns(start, stop, f"decode step {index}")
-            decoded.attention_ns[index] = decoder.attention_ns
-            decoded.tokens[index] = ids
-            second, first = np.partition(logits, -2, axis=1)[:, -2:].T
-            decoded.margins[index] = first.astype(np.float64) - second
-    return decoded
+            arm.step(list(arm.sessions), forced[first + index])
+            spent = clock.elapsed_ns(start, clock.now_ns(), f"a step of {arm.name} alone")
+            at = {"candidate": arm.name, "index": index}
+            rows.append({**at, "metric": "m2/alone_step_ms", "value": spent / 1e6})
+    return rows
 
 
-def _bytes(
-    store: KVStore, sessions: list[KVSession], steps: int, columns: dict[str, Any]
-) -> list[Row]:
-    """Bytes read and bytes held, from the lengths after the last step."""
-    layers = store.spec.layers
-    end = sum(s.length(0) for s in sessions) / len(sessions)
-    mean_length = end - (steps - 1) / 2  # step i of n reads end - n + 1 + i rows of each layer
-    return [
-        {
-            **columns,
-            "metric": "m2/kv_bytes_per_token",
-            "value": float(layers * store.row_bytes * mean_length),
-        },
-        {**columns, "metric": "m2/resident_bytes", "value": float(store.resident_bytes)},
-    ]
-
-
-def _checked(
-    sessions: list[KVSession],
-    snapshots: list[Snapshot],
-    profile: Profile,
-    seed: int,
-    columns: dict[str, Any],
-) -> Row:
-    """Attention of one layer of one session beside the oracle over what it was filled with and the
-    appended rows as it gives them back.
-
-    Tokens show what a store gave up to the first tie; this shows that no old row was lost on the way.
-    Layer, session and query are drawn anew for each cell.
-    """
-    draw = np.random.default_rng([seed, len(sessions), snapshots[0].tokens])
-    chosen = int(draw.integers(len(sessions)))
-    session, snapshot = sessions[chosen], snapshots[chosen]
-    spec = session.store.spec
-    layer = int(draw.integers(spec.layers))
-    q = draw.standard_normal((spec.q_heads, spec.head_dim), np.float32)
-    appended = session.read(layer, np.arange(snapshot.tokens, session.length(layer)))
-    filled = snapshot.k[layer], snapshot.v[layer]
-    k, v = (np.concatenate(rows) for rows in zip(filled, appended))
-    scale, out = 1.0 / math.sqrt(spec.head_dim), np.empty_like(q)
-    session.attend(layer, q, out, scale)
-    error = np.abs(out - reference.attention(q, k, v, scale))
-    bound = reference.tolerance(profile, q, k, v, scale)
-    error_in_bounds = float((error / bound).max())
-    return {**columns, "metric": "m2/output_error", "index": layer, "value": error_in_bounds}
-
-
-def _costs(
-    session: KVSession,
-    snapshot: Snapshot,
-    capabilities: frozenset[Capability],
-    columns: dict[str, Any],
-) -> list[Row]:
+def _costs(arm: Arm, snapshot: Snapshot) -> list[Row]:
     """Costs of append, rollback and branch; none for a verb that the candidate lacks."""
+    session, capabilities = arm.sessions[0], get(arm.candidate).capabilities
     layers = session.store.spec.layers
     new = [row_at(snapshot, layer, 0) for layer in range(layers)]
     rows: list[Row] = []
@@ -231,7 +417,7 @@ def _costs(
         start = clock.now_ns()
         work()
         spent = clock.elapsed_ns(start, clock.now_ns(), metric)
-        rows.append({**columns, "metric": metric, "index": index, "value": spent / 1e3})
+        rows.append({"candidate": arm.name, "metric": metric, "index": index, "value": spent / 1e3})
 
     def append() -> None:
         position = np.array([session.length(0)], np.int64)

@@ -7,8 +7,6 @@ gguf            path of the model
 candidates      name to the contexts, in positions, at which it is measured
 page_tokens     P
 probes          passes of the probes, as registered
-baseline        of the parity check
-prompts         token ids of some of its prompts
 prefill         store, activations and chunk (positions) that contexts are filled by; null where all of
                 them are there
 ==============  ====================================================================================
@@ -19,17 +17,16 @@ Nothing is decided from these numbers, which are seconds:
 calibrate/start_s       from the start of the process to its work
 calibrate/load_s        loading the model
 calibrate/probe_s       one reading of the probes
-calibrate/arm_s         what a candidate's decode takes beside its steps; ``index``: the context
+calibrate/arm_s         opening and filling a candidate's store; ``index``: the context
 calibrate/step_s        one step; ``index``: the context
 calibrate/attention_s   of that, attention, all layers
-calibrate/prompt_s      the baseline's prefill of a prompt, as parity makes it, compared
 calibrate/prefill_s     a chunk on all CPUs; ``index``: positions filled before
 ======================  ============================================================================
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import itertools
 import sys
 import time
@@ -41,13 +38,13 @@ import psutil
 
 from kvtrial import engine
 from kvtrial.host import machine
-from kvtrial.measure import block, parity
-from kvtrial.measure.child import Row, Spec, failed_row, main
+from kvtrial.measure import clock
+from kvtrial.measure.child import Row, Spec, main, no_collection
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
 
-#: Steps of an arm; the first warms up, the others' mean counts.
-STEPS = 4
+#: Rounds; the first warms up, the others' mean counts.
+STEPS = 3
 #: Positions before the second chunk of a prefill.
 FILLED = 4096
 
@@ -58,19 +55,14 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     start = time.monotonic()
     model = engine.load(spec["gguf"])
     rows = [_row("start_s", start_s), _row("load_s", time.monotonic() - start), _probe(spec)]
-    longest = max(itertools.chain(*spec["candidates"].values()))
+    contexts = sorted(set(itertools.chain(*spec["candidates"].values())))
     # One layer's rows for every layer: what is in them costs nothing more or less.
-    snapshot = Snapshot.synthetic({**shape_of(model), "layers": 1}, longest, seed=0)
-    rows += _parity(model, spec)
+    snapshot = Snapshot.synthetic({**shape_of(model), "layers": 1}, contexts[-1], seed=0)
     if spec["prefill"] is not None:
         rows += _prefill(model, snapshot, spec)
-    for name, contexts in spec["candidates"].items():
-        note(name)
-        try:
-            for context in contexts:
-                rows += _arm(model, name, snapshot, context, spec)
-        except Exception as error:
-            rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
+    for context in contexts:
+        names = [name for name, own in spec["candidates"].items() if context in own]
+        rows += _round(model, names, snapshot.first(context), spec, note)
     return rows
 
 
@@ -87,40 +79,49 @@ def _probe(spec: Spec) -> Row:
     return _row("probe_s", spent)
 
 
-def _arm(model: Any, name: str, snapshot: Snapshot, context: int, spec: Spec) -> list[Row]:
-    """A block's arm with few steps."""
-    own = dataclasses.replace(snapshot, k=snapshot.k[:, :context], v=snapshot.v[:, :context])
-    few = {"warmup_steps": 1, "decode_steps": STEPS - 1, "threads": 1, "seed": 0}
-    start = time.monotonic()
-    _, decoded = block.run_arm(model, name, [own], {**spec, **few}, None, {})
-    spent = time.monotonic() - start
-    at = {"candidate": name, "index": context}
-    steps = decoded.step_ns / 1e9
-    return [
-        _row("arm_s", max(spent - float(steps.sum()), 0.0), **at),
-        _row("step_s", float(steps[1:].mean()), **at),
-        _row("attention_s", float(decoded.attention_ns[1:].mean()) / 1e9, **at),
-    ]
-
-
-def _parity(model: Any, spec: Spec) -> list[Row]:
-    prompts = spec["prompts"]
-    few = {
-        "snapshot": None,
-        "texts": prompts,
-        "page_tokens": spec["page_tokens"],
-        "threads": machine.usable_cpus(),
-    }
-    start = time.monotonic()
-    parity.feed(
-        model,
-        spec["baseline"],
-        few,
-        [len(ids) for ids in prompts],
-        0,
-        lambda text, first, logits: parity.compare(logits, logits),
-    )
-    return [_row("prompt_s", (time.monotonic() - start) / len(prompts))]
+def _round(
+    model: Any,
+    names: list[str],
+    snapshot: Snapshot,
+    spec: Spec,
+    note: Callable[[str], None],
+) -> list[Row]:
+    """A few rounds of all arms at one context, as many open at once as memory holds."""
+    rows: list[Row] = []
+    decoder = model.decoder(threads=1, activations="quantised")
+    token = np.zeros(1, np.int64)
+    with contextlib.ExitStack() as stack, no_collection():
+        arms = {}
+        for name in names:
+            note(name)
+            start = time.monotonic()
+            try:
+                _, (session,) = stack.enter_context(
+                    opened(
+                        name,
+                        shape_of(model),
+                        tokens=snapshot.tokens + STEPS,
+                        page_tokens=spec["page_tokens"],
+                    )
+                )
+            except machine.NotEnoughMemory:
+                break  # those that are left are taken for as fast as at another context
+            fill(session, snapshot)
+            arms[name] = session
+            at = {"candidate": name, "index": snapshot.tokens}
+            rows.append(_row("arm_s", time.monotonic() - start, **at))
+        times: dict[str, list[tuple[int, int]]] = {name: [] for name in arms}
+        for _ in range(STEPS):
+            for name, session in arms.items():
+                note(name)
+                start_ns = clock.now_ns()
+                decoder.step([session], token)
+                times[name].append((clock.now_ns() - start_ns, decoder.attention_ns))
+    for name, own in times.items():
+        step, attention = np.mean(own[1:], axis=0) / 1e9
+        at = {"candidate": name, "index": snapshot.tokens}
+        rows += [_row("step_s", float(step), **at), _row("attention_s", float(attention), **at)]
+    return rows
 
 
 def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:
@@ -128,7 +129,7 @@ def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:
     chunk = np.ones(spec["prefill"]["chunk"], np.int64)
     long = min(snapshot.tokens, FILLED)
     # The first one makes threads and buffers.
-    _chunk_s(model, snapshot, 0, np.array(spec["prompts"][0]), spec)
+    _chunk_s(model, snapshot, 0, chunk[:16], spec)
     return [
         _row("prefill_s", _chunk_s(model, snapshot, filled, chunk, spec), index=filled)
         for filled in (0, long)

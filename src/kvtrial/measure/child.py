@@ -2,28 +2,33 @@
 
 A measuring module is run as ``python -m <module> SPEC.json OUT.json``: a fresh process with fixed
 surroundings, no MLflow, no compiler, no network. It writes its rows only when it is done, so a
-child that dies leaves nothing half. Before each candidate it notes the name beside OUT: if the
-process dies (a kernel that crashes takes the interpreter along) the parent knows whose fault it
-was.
+child that dies leaves nothing half. Before each piece of work it says whose it is (`heartbeat`): if
+the process dies (a kernel that crashes takes the interpreter along) or a step never ends, the parent
+knows whose fault it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
 from kvtrial.measure import exclusive
+from kvtrial.measure.heartbeat import Heart, last_beat
 
 Row = dict[str, Any]
 Spec = dict[str, Any]
@@ -31,8 +36,34 @@ Spec = dict[str, Any]
 
 #: Exit code of a process that found too little memory; what else has it means the same: try later.
 _NO_MEMORY = os.EX_TEMPFAIL
+#: Exit code of a process that ended for an arm's sake.
+_ARM_FAILED = os.EX_SOFTWARE
+#: Seconds between two looks at a process that is to be ended when it hangs.
+_LOOK_S = 0.5
 #: What comes from elsewhere: signals (a batch system, a user, a kernel short of memory), and memory.
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, _NO_MEMORY}
+
+
+class ArmFailed(RuntimeError):
+    """An arm raised where the others can't go on without it: the process ends, and is run again without.
+
+    ``arm`` is its name; the message is the error as `failed_row` says it.
+    """
+
+    def __init__(self, arm: str, error: BaseException) -> None:
+        super().__init__(failed_row(error))
+        self.arm = arm
+
+
+@contextlib.contextmanager
+def blamed(arm: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Whatever the body raises is this arm's fault: `ArmFailed`."""
+    note(arm)
+    try:
+        yield
+    except Exception as error:
+        raise ArmFailed(arm, error) from error
+    note("")
 
 
 class ChildDied(RuntimeError):
@@ -77,26 +108,65 @@ def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = 
         spec_path, out_path = Path(folder) / "spec.json", Path(folder) / "out.json"
         document = {**spec, "fingerprint": build.fingerprint()}
         spec_path.write_text(json.dumps(document), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", module, str(spec_path), str(out_path)],
-            env=environment(threads, preload),
-            stdin=subprocess.DEVNULL,
-            pass_fds=exclusive.held(),
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if done.returncode == 0 and out_path.is_file():
-            rows: list[Row] = json.loads(out_path.read_text(encoding="utf-8"))
-            return rows
-        note = _note_path(out_path)
-        candidate = note.read_text(encoding="utf-8") if note.is_file() else None
+        with (Path(folder) / "stderr").open("w+", encoding="utf-8", errors="replace") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, str(spec_path), str(out_path)],
+                env=environment(threads, preload),
+                stdin=subprocess.DEVNULL,
+                pass_fds=exclusive.held(),
+                stderr=said,
+            )
+            heart = _heart_path(out_path)
+            try:
+                hung = _wait(process, heart, spec.get("step_limit_s", math.inf))
+            finally:
+                process.kill()  # nothing where it has ended
+                code = process.wait()
+            if code == 0 and out_path.is_file():
+                rows: list[Row] = json.loads(out_path.read_text(encoding="utf-8"))
+                return rows
+            said.seek(0)
+            text = said.read().strip()[-2000:]
+        arm = last_beat(heart).arm or None
+        if hung is not None:
+            raise ChildDied(
+                f"{arm} hung: a step took more than {hung:g} s; {text}".rstrip("; "), arm
+            )
         raise ChildDied(
-            f"{module} {_how_it_ended(done.returncode)}"
-            f"{f' while it ran {candidate}' if candidate else ''}: {done.stderr.strip()[-2000:]}",
-            None if done.returncode in _FROM_OUTSIDE else candidate,
+            f"{module} {_how_it_ended(code)}{f' while it ran {arm}' if arm else ''}: {text}",
+            None if code in _FROM_OUTSIDE else arm,
         )
+
+
+def _wait(process: subprocess.Popen[bytes], heart: Path, limit_s: float) -> float | None:
+    """Wait for the process; where one piece of its work passes the limit, the limit, with it still alive.
+
+    A process that somebody has stopped is not at work: its time does not count.
+    """
+    stopped_s = 0.0
+    while not _ended(process, _LOOK_S):
+        arm, seconds = last_beat(heart)
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+                stopped_s += _LOOK_S
+        if not arm:
+            stopped_s = 0.0
+        elif seconds - stopped_s > limit_s:
+            return limit_s
+    return None
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait for the process at most so long, without waking up meanwhile where the system allows it."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # not Linux, or too old
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    else:
+        select.select([descriptor], [], [], seconds)
+        os.close(descriptor)
+    return process.poll() is not None
 
 
 def run_survivors(
@@ -125,7 +195,7 @@ def run_survivors(
 
 
 def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list[str]) -> None:
-    """The child's side. ``measure(spec, note)`` calls ``note(candidate)`` before each candidate."""
+    """The child's side. ``measure(spec, note)`` calls ``note(candidate)`` before each piece of its work."""
     if len(argv) != 3:
         raise SystemExit(f"usage: python -m {measure.__module__} SPEC.json OUT.json")
     spec = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
@@ -136,13 +206,17 @@ def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list
             "`snakemake --cores 1 verdict`, which begins a run of the new build"
         )
     out = Path(argv[2])
-    note = _note_path(out)
+    heart = Heart(_heart_path(out))
     gc.freeze()  # what was imported stays; to look through it is most of a collection's time
     try:
-        rows = measure(spec, lambda candidate: write_text(note, candidate))
+        rows = measure(spec, heart.beat)
     except machine.NotEnoughMemory as error:
         print(error, file=sys.stderr)
         raise SystemExit(_NO_MEMORY) from None
+    except ArmFailed as error:
+        heart.beat(error.arm)
+        print(error, file=sys.stderr)
+        raise SystemExit(_ARM_FAILED) from None
     write_text(out, json.dumps(rows))
 
 
@@ -157,7 +231,7 @@ def failed_row(error: BaseException | str) -> str:
     return " ".join(text.split())[:500]
 
 
-@contextmanager
+@contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     """Collect now, and not again until the body is done."""
     gc.collect()
@@ -168,8 +242,8 @@ def no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _note_path(out: Path) -> Path:
-    return out.with_suffix(".running")
+def _heart_path(out: Path) -> Path:
+    return out.with_suffix(".heart")
 
 
 def _how_it_ended(code: int) -> str:

@@ -1,6 +1,6 @@
 """What the machine does right now, by fixed work: clock speed, read bandwidth, arithmetic, load.
 
-`kvtrial.decision.gates` judges a block by these, and they are the ceilings that M1 is held against. Each
+They describe the machine and are the ceilings that M1 is compared with; they void nothing. Each
 reading is the best of several passes: a ceiling is what the machine can do, and the best pass is the
 one that the neighbours on a shared machine disturbed least.
 """
@@ -136,73 +136,6 @@ class Probes:
             self._pool.shutdown()
         self._chunks, self._cached = [], []
         self._buffer = np.empty(0, np.uint64)
-
-
-class CpuMeter:
-    """What happened to this process's CPUs since it was made: who used them, who held them back.
-
-    Parameters
-    ----------
-    threads : int
-        Threads that this process means to keep busy.
-    """
-
-    def __init__(self, threads: int = 1) -> None:
-        self._threads = threads
-        self._cpus, self._start = machine.cpu_times()
-        self._own_start = _own_cpu_s()
-        self._clock = clock.now_ns()
-        self._throttled = machine.throttle_events()
-
-    def stolen_fraction(self) -> float | None:
-        """Time that the hypervisor gave to others, over the time that the threads were to run.
-
-        Only who wants a CPU is stolen from, so that idle CPUs beside make it no smaller; where other
-        processes are at work too, this one's share is as that of the CPU time. None where the system
-        doesn't say (macOS).
-        """
-        spent = self._spent()
-        if "steal" not in spent:
-            return None
-        busy = _busy(spent)
-        share = min(1.0, self._own() / busy) if busy > 0 else 1.0
-        return share * spent["steal"] / (self._threads * self._seconds())
-
-    def cpus_short(self) -> float:
-        """CPUs that this process's threads wanted and other processes had, on average.
-
-        Others may use the CPUs that it leaves idle: those that it may use beyond ``threads``.
-        """
-        others = max(0.0, _busy(self._spent()) - self._own()) / self._seconds()
-        return max(0.0, others + self._threads - self._cpus)
-
-    def throttled(self) -> int | None:
-        """Throttling events of the CPU or of the control group; None where nothing counts them."""
-        if self._throttled is None:
-            return None
-        now = machine.throttle_events()
-        return None if now is None else now - self._throttled
-
-    def _spent(self) -> dict[str, float]:
-        _, now = machine.cpu_times()
-        return {kind: seconds - self._start[kind] for kind, seconds in now.items()}
-
-    def _own(self) -> float:
-        return _own_cpu_s() - self._own_start
-
-    def _seconds(self) -> float:
-        return max(clock.now_ns() - self._clock, 1) / 1e9
-
-
-def _busy(spent: dict[str, float]) -> float:
-    """Seconds of CPU time that somebody had."""
-    return sum(s for kind, s in spent.items() if kind not in ("idle", "iowait", "steal"))
-
-
-def _own_cpu_s() -> float:
-    """CPU seconds of this process, all threads."""
-    times = psutil.Process().cpu_times()
-    return float(times.user + times.system)
 
 
 def load() -> float:

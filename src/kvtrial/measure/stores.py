@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from kvtrial.candidates import get, open_store
 from kvtrial.contract import I64, Capability, KVSession, KVStore
 from kvtrial.host import machine
 
+#: Beside pools and weights, a measured process holds probes and the interpreter.
+HEADROOM_BYTES = 1 << 30
 #: Pages a layer and session beyond the filled ones: the append and branch costs need room.
 SPARE_PAGES = 4
 #: Sessions whose pages are given back in turn, so that a pool's free pages lie in no order.
@@ -56,6 +59,10 @@ class Snapshot:
         k, v = (draw.standard_normal(size, np.float32) for _ in range(2))
         return cls(k, v, next_id=0, forced=np.zeros(0, np.int64))
 
+    def first(self, tokens: int) -> Snapshot:
+        """Its first positions alone."""
+        return replace(self, k=self.k[:, :tokens], v=self.v[:, :tokens])
+
     @property
     def tokens(self) -> int:
         """N, the filled positions."""
@@ -71,6 +78,22 @@ def budget_bytes(shape: dict[str, int], tokens: int, sessions: int, page_tokens:
     pages = -(-tokens // page_tokens) + SPARE_PAGES
     page = page_tokens * shape["kv_heads"] * shape["head_dim"] * 2 * 4
     return sessions * shape["layers"] * pages * page
+
+
+@functools.cache
+def _row_bytes(name: str, shape: tuple[tuple[str, int], ...], page_tokens: int) -> int:
+    one_page = {**dict(shape), "layers": 1}
+    with opened(name, one_page, tokens=page_tokens, page_tokens=page_tokens) as (store, _):
+        return int(store.row_bytes)
+
+
+def needed_bytes(
+    name: str, shape: dict[str, int], *, tokens: int, sessions: int, page_tokens: int
+) -> int:
+    """Bytes that a candidate's rows take for ``sessions`` of ``tokens`` each, with the spare pages."""
+    row = _row_bytes(name, tuple(sorted(shape.items())), page_tokens)
+    pages = -(-tokens // page_tokens) + SPARE_PAGES
+    return sessions * shape["layers"] * pages * page_tokens * row
 
 
 @contextmanager
@@ -93,15 +116,19 @@ def opened(
     NotEnoughMemory
         The machine has too little memory left; to swap would measure the disk.
     """
-    needed = budget_bytes(shape, tokens, sessions, page_tokens)
-    available = machine.available_memory_bytes()
-    if needed > available:
-        raise machine.NotEnoughMemory(
-            f"{name} needs {needed} bytes for {sessions} sessions of {tokens} tokens; {available} "
-            "are available: free memory, or leave this cell out of the protocol"
+    budget = budget_bytes(shape, tokens, sessions, page_tokens)
+    if tokens > page_tokens:
+        needed = needed_bytes(
+            name, shape, tokens=tokens, sessions=sessions, page_tokens=page_tokens
         )
+        available = machine.available_memory_bytes()
+        if needed > available:
+            raise machine.NotEnoughMemory(
+                f"{name} needs {needed} bytes for {sessions} sessions of {tokens} tokens; {available} "
+                "are available: free memory, or leave this cell out of the protocol"
+            )
     store = open_store(
-        name, trial=True, budget_bytes=needed, page_tokens=page_tokens, threads=threads, **shape
+        name, trial=True, budget_bytes=budget, page_tokens=page_tokens, threads=threads, **shape
     )
     try:
         if page_seed is not None and get(name).capabilities >= _SHUFFLES:

@@ -10,7 +10,7 @@ import threadpoolctl
 from kvtrial.host import machine
 from kvtrial.measure import probes
 from kvtrial.measure.child import Row
-from kvtrial.measure.probes import CpuMeter, Probes
+from kvtrial.measure.probes import Probes
 
 
 class Bracket:
@@ -23,19 +23,12 @@ class Bracket:
 
     def __enter__(self) -> Bracket:
         self._take(0)
-        self._cpus = CpuMeter(self._probe.threads)
+        self._throttled = machine.throttle_events()
         return self
 
     def __exit__(self, *error: object) -> None:
-        found = {
-            "probe/stolen_fraction": self._cpus.stolen_fraction(),
-            "probe/cpus_short": self._cpus.cpus_short(),
-            "probe/throttled": self._cpus.throttled(),
-        }
+        self.rows += throttled_rows(self._throttled)
         self._take(1)
-        for metric, value in found.items():
-            if value is not None:
-                self._add(metric, 1, float(value))
         self.rows += environment_rows(**self._columns)
 
     def best(self, metric: str) -> float:
@@ -45,8 +38,13 @@ class Bracket:
     def _take(self, index: int) -> None:
         self.rows += reading_rows(self._probe, index, **self._columns)
 
-    def _add(self, metric: str, index: int, value: float) -> None:
-        self.rows.append({**self._columns, "metric": metric, "index": index, "value": value})
+
+def throttled_rows(before: int | None) -> list[Row]:
+    """Throttling events of CPUs and control group since a reading; none where nothing counts them."""
+    now = machine.throttle_events()
+    if before is None or now is None:
+        return []
+    return [{"metric": "probe/throttled", "value": float(now - before)}]
 
 
 def reading_rows(probe: Probes, index: int, **columns: Any) -> list[Row]:

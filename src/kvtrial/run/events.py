@@ -27,6 +27,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "attempt": ("int64", "1 for the first; forcing a stage opens the next"),
     "block": ("int64", "replicate: one fresh process; -1 where a stage has none"),
     "trial": ("int64", "how often this block was run before, for void blocks"),
+    "group": (
+        "int64",
+        "process of the block, where memory could not hold all arms at once; from 0",
+    ),
     "candidate": ("string", "arm, or 'machine' for probes"),
     "context": ("int64", "filled positions; 0 where it has no meaning"),
     "sessions": ("int64", "concurrent sessions"),
@@ -47,6 +51,7 @@ _DEFAULTS: dict[str, Any] = {
     "attempt": 1,
     "block": -1,
     "trial": 0,
+    "group": 0,
     "candidate": "machine",
     "context": 0,
     "sessions": 1,

@@ -14,6 +14,8 @@ from kvtrial.run import schemas
 SCHEMA_NAME = "protocol.schema.yaml"
 #: Of the protocol's form; what it says is named by its hash.
 VERSION = 3
+#: Version → what decides a run of it.
+DECIDED_BY = {1: "the releases before 2026-11", 2: "kvtrial up to commit 17f3a9a"}
 
 
 class ProtocolError(ValueError):
@@ -24,21 +26,29 @@ def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
     """The protocol itself, or `ProtocolError` for the first thing that the schema does not allow."""
     if isinstance(protocol, dict) and protocol.get("version") in range(1, VERSION):
         raise ProtocolError(
-            f"{source}: version {protocol['version']}; this kvtrial reads version {VERSION}: a finished run "
-            "is decided by the kvtrial that made it (source_commit in its manifest.json)"
+            f"{source}: version {protocol['version']}; this kvtrial reads version {VERSION}. A run of version "
+            f"{protocol['version']} is decided by {DECIDED_BY[protocol['version']]}: check that out beside this "
+            "one and give it the same command (the run's manifest.json names its own source_commit)"
         )
     if (error := schemas.first_error(protocol, SCHEMA_NAME)) is not None:
         raise ProtocolError(f"{source}: {error}")
     checked: dict[str, Any] = protocol
-    listed = checked["candidates"]
-    rule = checked["decision"]
+    _names(checked, source)
+    _cells(checked, source)
+    return checked
+
+
+def _names(checked: dict[str, Any], source: str) -> None:
+    """Every arm that the protocol speaks of is a candidate of it."""
+    listed, rule = checked["candidates"], checked["decision"]
     named = [(f"decision.{key}", rule[key]) for key in ("challengers", "incumbents", "profiles")]
     named += [
-        ("decision.precision", [rule["precision"]["from"], rule["precision"]["to"]]),
-        ("aa.candidate", [checked["aa"]["candidate"]]),
+        ("decision.reference", [rule["reference"]]),
+        ("known_answers.candidate", [checked["known_answers"]["candidate"]]),
         ("parity.baseline", [checked["parity"]["baseline"]]),
         ("parity.comparison", [checked["parity"]["comparison"]]),
         ("parity.slow", checked["parity"]["slow"]),
+        *((f"sampling.pairs.{i}", pair) for i, pair in enumerate(checked["sampling"]["pairs"])),
         *((f"hypotheses.{h['id']}", [h["from"], h["to"]]) for h in checked["hypotheses"]),
     ]
     for key, names in named:
@@ -48,12 +58,21 @@ def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
                     f"{source}: {key}: {name!r} is not among candidates {listed}; add it there or "
                     "take it out here"
                 )
+    if rule["reference"] not in rule["incumbents"]:
+        raise ProtocolError(
+            f"{source}: decision.reference: {rule['reference']!r} is not among incumbents "
+            f"{rule['incumbents']}; the reference is one of the arms that a challenger has to beat"
+        )
     control = checked.get("control", {}).get("candidate")
     if control in listed:
         raise ProtocolError(
             f"{source}: control.candidate: {control!r} is among candidates too; the control takes no "
             "part in the pairs, so take it out there"
         )
+
+
+def _cells(checked: dict[str, Any], source: str) -> None:
+    """One primary cell, no deciding cell of unknown threads, page sizes that passed, counts in order."""
     if [c["role"] for c in checked["cells"]].count("primary") != 1:
         raise ProtocolError(f"{source}: cells: exactly one cell has role 'primary'")
     if checked["page_tokens"] not in checked["conformance"]["page_tokens"]:
@@ -62,17 +81,17 @@ def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
             f"{checked['conformance']['page_tokens']}; what is timed has passed at its own page size"
         )
     for index, cell in enumerate(checked["cells"]):
-        if cell["threads"] == "all" and (cell["role"] != "extra" or "max_blocks" in cell):
+        if cell["threads"] == "all" and cell["role"] != "extra":
             raise ProtocolError(
                 f"{source}: cells.{index}: threads 'all' is another number on another machine; "
-                "allowed only with role 'extra' and without max_blocks: give a number"
+                "allowed only with role 'extra': give a number"
             )
-        if "max_blocks" in cell and not 2 <= cell["blocks"] <= cell["max_blocks"]:
-            raise ProtocolError(
-                f"{source}: cells.{index}: blocks {cell['blocks']} and max_blocks "
-                f"{cell['max_blocks']}; allowed: 2 <= blocks <= max_blocks"
-            )
-    return checked
+    sampling = checked["sampling"]
+    if sampling["most"] < sampling["blocks"]:
+        raise ProtocolError(
+            f"{source}: sampling: blocks {sampling['blocks']} and most {sampling['most']}; allowed: "
+            "blocks <= most"
+        )
 
 
 def load(path: Path) -> dict[str, Any]:

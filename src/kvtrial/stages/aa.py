@@ -1,56 +1,55 @@
-"""Stage ``aa``: one candidate registered twice, measured as two. Its ratio is known to be 1.
+"""Stage ``aa``: known answers. The rotation at the primary cell, on arms whose ratios are known.
 
 ``python -m kvtrial.stages.aa --run-dir DIR --gguf FILE [--profile default|full]``
 
-Reads what ``m2`` reads; writes ``events/aa.parquet``. Blocks, gates and orders are those of ``m2`` at
-the primary cell, with two arms that differ in nothing but their place.
+Reads what ``m2`` reads; writes ``events/aa.parquet``. One candidate is registered three times: twice as it is
+(their ratio is 1), and once with a planted slowness (`kvtrial.measure.aliases.ARMS`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvtrial.decision.known_answers import ARMS
+from kvtrial.measure.aliases import ARMS, PLANTED
+from kvtrial.measure.plan import SamplingPlan
 from kvtrial.stages import m2
-from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.stages.common import Block, CellRun, Stage, StageError, Work, exit_tracked, run_cells
 from kvtrial.stages.progress import Progress
 
 
-def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
-    """That of ``m2``, with both arms standing for the registered candidate."""
-    same = stage.protocol["aa"]["candidate"]
+def block_spec(stage: Stage, block: Block, slow: list[str] | None) -> dict[str, Any]:
+    """That of ``m2``, with all arms standing for the registered candidate."""
+    rules = stage.protocol["known_answers"]
     return {
-        **m2.block_spec(stage, block),
-        "baseline": ARMS[0],
-        "stands_for": dict.fromkeys(ARMS, same),
+        **m2.block_spec(stage, block, list(ARMS), slow),
+        "reference": ARMS[0],
+        "stands_for": dict.fromkeys(ARMS, rules["candidate"]),
+        "spins": {PLANTED: rules["planted"]},
+        "compare": False,
+        "alone_steps": 0,
     }
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line of the stage."""
     stage = Stage.from_command_line("aa", __doc__, argv)
-    rules = stage.protocol["aa"]
+    rules = stage.protocol["known_answers"]
     with stage.attempt() as attempt:
-        runs = rules["candidate"] in stage.runnable(attempt, timed=True)
-        primary = [c for c in stage.measured_cells(attempt) if c["role"] == "primary"]
-        seed = stage.protocol["decision"]["bootstrap_seed"]
-        planned = [
-            block
-            for cell in primary
-            for block in blocks(cell, rules["blocks"], list(ARMS), seed)
-            if runs
-        ]
-        estimated = stage.estimated(attempt, planned, gated=True)
-        with Progress("aa", estimated, in_seconds=True) as progress:
-            run_blocks(
-                stage,
-                attempt,
-                m2.MODULE,
-                planned,
-                lambda block: block_spec(stage, block),
-                progress,
-                gated=True,
+        runs = []
+        if rules["candidate"] in stage.runnable(attempt, timed=True):
+            work = Work(
+                m2.MODULE, lambda block, _, slow: block_spec(stage, block, slow), list(ARMS)
             )
+            plan = SamplingPlan.fixed(stage.protocol, rules["blocks"])
+            runs = [
+                CellRun(stage, attempt, work, cell, plan)
+                for cell in stage.measured_cells(attempt)
+                if cell["role"] == "primary"
+            ]
+        planned = [Block(run.cell, n) for run in runs for n in range(run.plan.first)]
+        with Progress("aa", stage.estimated(attempt, planned), in_seconds=True) as progress:
+            if (ended := run_cells(runs, progress)) is not None:
+                raise StageError(f"aa: {ended[1].reason}; {ended[1].remedy}")
     return 0
 
 

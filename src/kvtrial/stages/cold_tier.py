@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from kvtrial.cold import KINDS
+from kvtrial.measure import rotation
 from kvtrial.measure.cold import faults
+from kvtrial.measure.plan import SamplingPlan
 from kvtrial.run.journal import Attempt
-from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_arms, run_blocks
+from kvtrial.stages.common import Block, CellRun, Stage, Work, exit_tracked, run_arms, run_cells
 from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.measure.cold.restore"
@@ -33,10 +35,12 @@ _CRASH_WEIGHT, _BLOCK_WEIGHT = 1.0, 10.0
 RECOMPUTE_TOKENS = 512
 
 
-def block_spec(stage: Stage, block: Block, folder: Path) -> dict[str, Any]:
+def block_spec(stage: Stage, block: Block, names: list[str], folder: Path) -> dict[str, Any]:
     """What `kvtrial.measure.cold.restore` is told, but for the candidates."""
+    seed = stage.protocol["decision"]["seed"]
     return {
         "folder": str(folder),
+        "order": rotation.orders(names, block.number + 1, seed)[block.number],
         "snapshot": stage.snapshots(block.cell["context"], 1)[0],
         "store": STORE,
         "shape": stage.workload["shape"],
@@ -60,7 +64,7 @@ def crash_all(stage: Stage, attempt: Attempt, folder: Path, progress: Progress) 
                 "folder": str(folder / unit),
                 "rounds": stage.protocol["cold"]["crash_rounds"],
                 "batches": stage.protocol["cold"]["batches"],
-                "seed": stage.protocol["decision"]["bootstrap_seed"],
+                "seed": stage.protocol["decision"]["seed"],
             }
             alone = {"threads": 1}
             preload = faults.preload_environment()
@@ -86,8 +90,9 @@ def main(argv: list[str] | None = None) -> int:
     stage = Stage.from_command_line("cold_tier", __doc__, argv)
     rules = stage.protocol["cold"]
     cell = {"context": rules["prefix_tokens"], "sessions": 1, "threads": 1}
-    seed = stage.protocol["decision"]["bootstrap_seed"]
-    planned = blocks(cell, rules["blocks"], [*KINDS, "plain", "recompute"], seed)
+    names = [*KINDS, "plain", "recompute"]
+    plan = SamplingPlan.fixed(stage.protocol, rules["blocks"])
+    planned = [Block(cell, number) for number in range(plan.first)]
     weights = {f"crash-{kind}": _CRASH_WEIGHT * rules["crash_rounds"] for kind in KINDS}
     weights |= {block.name: _BLOCK_WEIGHT for block in planned}
     with (
@@ -95,15 +100,8 @@ def main(argv: list[str] | None = None) -> int:
         scratch(stage) as folder,
         Progress("cold_tier", weights) as progress,
     ):
-        run_blocks(
-            stage,
-            attempt,
-            MODULE,
-            planned,
-            lambda block: block_spec(stage, block, folder),
-            progress,
-            gated=False,
-        )
+        work = Work(MODULE, lambda block, own, _: block_spec(stage, block, own, folder), names)
+        run_cells([CellRun(stage, attempt, work, cell, plan)], progress)
         crash_all(stage, attempt, folder, progress)
     return 0
 

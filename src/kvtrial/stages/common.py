@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import signal
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from kvtrial import candidates, tracking
-from kvtrial.decision import gates
 from kvtrial.host import build, machine
-from kvtrial.measure import child
+from kvtrial.measure import child, figures
 from kvtrial.measure.exclusive import exclusive
-from kvtrial.measure.order import mirrored_orders
-from kvtrial.run import events, exits, models, protocol
+from kvtrial.measure.plan import Hopeless, SamplingPlan, Seen, cell_name
+from kvtrial.measure.stores import Snapshot
+from kvtrial.measure.void import void_reason
+from kvtrial.run import corpus, events, exits, models, protocol
 from kvtrial.run.journal import COMPLETE, Attempt, Journal
 from kvtrial.run.layout import pipeline_start
 from kvtrial.stages.progress import Progress
@@ -31,9 +35,6 @@ Row = dict[str, Any]
 Cell = dict[str, Any]
 #: Columns of an event that name a cell.
 CELL_COLUMNS = ("context", "sessions", "threads", "shape")
-#: Share of blocks that are void on an ordinary shared machine, until the stage has seen its own.
-VOID_PRIOR = 0.1
-_VOID_PRIOR_BLOCKS = 10
 
 
 class StageError(RuntimeError):
@@ -193,16 +194,16 @@ class Stage:
                         "move the run's folder away and begin again"
                     )
                 cell = {**cell, "threads": self.usable_cpus}
-            found.setdefault(gates.cell_name(cell), cell)
+            found.setdefault(cell_name(cell), cell)
         return list(found.values())
 
     def measured_cells(self, attempt: Attempt) -> list[Cell]:
         """The cells that the machine can hold; each of the others gets a ``cell/skipped`` row."""
         skipped = self.workload["skipped"]
-        left_out = [cell for cell in self.cells() if gates.cell_name(cell) in skipped]
+        left_out = [cell for cell in self.cells() if cell_name(cell) in skipped]
         if left_out and not attempt.has("skipped"):
             rows = [
-                self.event("cell/skipped", text=skipped[gates.cell_name(cell)], **columns(cell))
+                self.event("cell/skipped", text=skipped[cell_name(cell)], **columns(cell))
                 for cell in left_out
             ]
             attempt.put("skipped", rows)
@@ -215,34 +216,50 @@ class Stage:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
 
-    def estimated(self, attempt: Attempt, planned: list[Block], *, gated: bool) -> dict[str, float]:
-        """Block → seconds that it is going to take, void trials too, for those that are left.
+    def estimated(self, attempt: Attempt, planned: Iterable[Block]) -> dict[str, float]:
+        """Block → seconds that it is going to take, for those that are left.
 
         The sum is kept in the attempt's events, beside what it will have taken.
         """
         path = self.run_dir / "estimate.json"
         seconds = json.loads(path.read_text(encoding="utf-8"))["blocks"][self.name]
-        found = {
+        left = {
             # 0 where memory has become free since: the cell was to be left out then.
-            block.name: seconds.get(gates.cell_name(block.cell), 0.0)
-            / (1 - VOID_PRIOR if gated else 1)
+            block.name: seconds.get(cell_name(block.cell), 0.0)
             for block in planned
             if not attempt.has(f"{block.name}-trial0")
         }
         if not attempt.has("estimated"):
-            total = sum(found.values())
+            total = sum(left.values())
             attempt.put("estimated", [self.event("attempt/estimated_s", value=total)])
-        return found
+        return left
 
-    def snapshots(self, context: int, sessions: int) -> list[str]:
-        """Folders of the filled contexts, one a session, as the stage ``workload`` left them."""
+    @functools.cached_property
+    def anchors(self) -> list[str]:
+        """The arms that are in every group of a block: the reference, and the challenger that is tested."""
+        decision = self.protocol["decision"]
+        tested = [n for n in decision["challengers"] if self._why_not(n, timed=True) is None][:1]
+        return [decision["reference"], *tested]
+
+    def snapshots(self, context: int, sessions: int, steps: int = 0) -> list[str]:
+        """Folders of the filled contexts, one a session, as the stage ``workload`` left them.
+
+        ``steps``: tokens that are going to be fed behind them.
+        """
         folders = self.workload["snapshots"].get(str(context), [])
         if len(folders) < sessions:
             raise StageError(
                 f"{self.run_dir / 'workload.json'} has {len(folders)} snapshots of context "
                 f"{context}; {sessions} are needed: run `snakemake --cores 1 --forcerun workload`"
             )
-        return [str(self.run_dir.parent / folder) for folder in folders[:sessions]]
+        paths = [self.run_dir.parent / folder for folder in folders[:sessions]]
+        for path in paths:
+            if (held := Snapshot.open(path).forced.size) < steps:
+                raise StageError(
+                    f"{path.name} has a forced stream of {held} tokens, and {steps} steps are registered: "
+                    f"lower `rounds` in the protocol; at most {corpus.FORCED_TOKENS} tokens are kept"
+                )
+        return [str(path) for path in paths]
 
     def runnable(
         self, attempt: Attempt, *, timed: bool, names: list[str] | None = None
@@ -313,25 +330,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Block:
-    """One replicate of a cell: who runs in which order, in a process of its own."""
+    """One replicate of a cell, in fresh processes."""
 
     cell: Cell
     number: int
-    order: list[str]
 
     @property
     def name(self) -> str:
-        """Such as ``4096x1x1-block03``; its trials add ``-trial0``, ``-trial1``, …"""
-        return f"{gates.cell_name(self.cell)}-block{self.number:02d}"
-
-
-def blocks(cell: Cell, count: int, names: list[str], seed: int) -> list[Block]:
-    """The blocks of a cell, with mirrored orders; in each cell an arm has other neighbours."""
-    own_seed = seed + zlib.crc32(gates.cell_name(cell).encode())
-    return [
-        Block(cell, number, order)
-        for number, order in enumerate(mirrored_orders(names, count, own_seed))
-    ]
+        """Such as ``4096x1x1-block03``; its runs add ``-trial0``, ``-trial1``, …"""
+        return f"{cell_name(self.cell)}-block{self.number:02d}"
 
 
 def columns(cell: Cell) -> dict[str, Any]:
@@ -339,66 +346,148 @@ def columns(cell: Cell) -> dict[str, Any]:
     return {key: cell[key] for key in CELL_COLUMNS if key in cell}
 
 
-def run_blocks(
-    stage: Stage,
-    attempt: Attempt,
-    module: str,
-    planned: list[Block],
-    spec_of: Callable[[Block], dict[str, Any]],
-    progress: Progress,
-    *,
-    gated: bool,
-) -> None:
-    """Run every block that the journal does not have yet.
+@dataclass(frozen=True)
+class Work:
+    """What a stage's blocks are: the module that measures, and what it is told.
 
-    ``gated``: a block that the gates call void is run again, as another trial, up to the protocol's
-    cap; how the arms compare has no say in it. How long a block took is what the others of its cell
-    are expected to take, with the share of void ones so far.
+    Attributes
+    ----------
+    module : str
+        Run as ``python -m`` in a fresh process.
+    spec : callable
+        (block, names, arms known to be slow, None while no block of the cell has shown them) → the
+        specification, but for the candidates.
+    names : list of str
+        The arms.
+    groups : callable
+        (cell, names) → names that are open together; one process each. By default all.
     """
-    limits = stage.protocol["gates"]
-    valid = voids = 0
-    for place, block in enumerate(planned):
-        void: str | None = None
-        for trial in range(limits["max_trials"] if gated else 1):
-            unit = f"{block.name}-trial{trial}"
-            if not attempt.has(unit):
-                start = time.monotonic()
-                spec = spec_of(block)
-                rows = run_arms(stage, attempt, module, block.order, spec, columns(block.cell))
-                seconds = time.monotonic() - start
-                rows.append({"metric": "block/taken_s", "value": seconds})
-                cell = {"block": block.number, "trial": trial, **columns(block.cell)}
-                attempt.put(unit, stage.events(rows, **cell))
-                rate = (voids + VOID_PRIOR * _VOID_PRIOR_BLOCKS) / (
-                    valid + voids + _VOID_PRIOR_BLOCKS
-                )
-                each = seconds / (1 - rate if gated else 1)
-                left = [b.name for b in planned[place:] if b.cell == block.cell]
-                if progress.in_seconds:
-                    progress.expect(dict.fromkeys(left, each))
-            if gated:
-                void = gates.void_reason(events.to_frame(attempt.unit(unit)), limits)
-            if void is None:
-                valid += 1
+
+    module: str
+    spec: Callable[[Block, list[str], list[str] | None], dict[str, Any]]
+    names: list[str]
+    groups: Callable[[Cell, list[str]], list[list[str]]] = lambda cell, names: [names]
+
+
+class CellRun:
+    """A cell of one attempt: its blocks so far, and the running of further ones.
+
+    Which block comes next, and when there are enough, is the plan's to say.
+    """
+
+    def __init__(
+        self, stage: Stage, attempt: Attempt, work: Work, cell: Cell, plan: SamplingPlan
+    ) -> None:
+        self.stage, self.attempt, self.work, self.cell, self.plan = stage, attempt, work, cell, plan
+        self._void = 0
+        self._slow: list[str] | None = None
+        self._trials: dict[int, int] = {}
+        self.valid: dict[int, pd.DataFrame] = {}
+        for number in itertools.count():
+            trial = 0
+            while attempt.has(self._unit(number, trial)):
+                self._take(number, trial, attempt.unit(self._unit(number, trial)))
+                trial += 1
+            if trial == 0:
                 break
-            voids += 1
-            progress.say(f"{unit} is void: {void}")
-        progress.done(block.name, "void, no trial left" if void else "")
+        self._void = 0  # what was void before this process began is not held against it
+
+    def _unit(self, number: int, trial: int) -> str:
+        return f"{Block(self.cell, number).name}-trial{trial}"
+
+    def _take(self, number: int, trial: int, rows: list[Row]) -> str | None:
+        """Enter a run of a block; why it is void, or None."""
+        table = events.to_frame(rows)
+        self._trials[number] = trial + 1
+        if self._slow is None:
+            self._slow = sorted(set(table.loc[table["metric"] == "rotation/slow", "candidate"]))
+        void = void_reason(table, self.stage.protocol["void"])
+        if void is None:
+            self.valid[number] = table
+        else:
+            self._void += 1
+        return void
+
+    def next(self) -> int | Hopeless | None:
+        """What the plan says to what there is."""
+        return self.plan.next(Seen(self.valid.keys(), self._void, list(self.logs().values())))
+
+    def logs(self) -> dict[tuple[str, str], np.ndarray]:
+        """Log ratios of the plan's pairs over the valid blocks; without pairs that some block lacks."""
+        blocks = [
+            figures.Block(steps, self.stage.anchors)
+            for _, table in sorted(self.valid.items())
+            for steps in figures.steps(table).values()
+        ]
+        return {
+            (top, bottom): np.array(own)
+            for top, bottom in self.plan.pairs
+            if (own := [log for b in blocks if (log := b.log_speed(top, bottom)) is not None])
+            and len(own) == len(blocks)
+            and np.isfinite(own).all()
+        }
+
+    def run(self, number: int) -> str | None:
+        """Run a block, keep its rows, and say why it is void, or None."""
+        block, trial = Block(self.cell, number), self._trials.get(number, 0)
+        start = time.monotonic()
+        alive = [n for n in self.work.names if not self.attempt.has(f"died-{n}")]
+        rows: list[Row] = []
+        for group, names in enumerate(self.work.groups(self.cell, alive)):
+            spec = self.work.spec(block, names, self._slow)
+            found = run_arms(
+                self.stage, self.attempt, self.work.module, names, spec, columns(self.cell)
+            )
+            rows += [{"group": group, **row} for row in found]
+        rows.append({"metric": "block/taken_s", "value": time.monotonic() - start})
+        at = {"block": number, "trial": trial, **columns(self.cell)}
+        self.attempt.put(self._unit(number, trial), self.stage.events(rows, **at))
+        return self._take(number, trial, self.attempt.unit(self._unit(number, trial)))
+
+
+def run_cells(
+    runs: Iterable[CellRun],
+    progress: Progress,
+    after: Callable[[CellRun], None] = lambda run: None,
+    hopeless: Callable[[CellRun], Hopeless | None] = lambda run: None,
+) -> tuple[CellRun, Hopeless] | None:
+    """Run cells to their ends, one after the other; the first that is hopeless ends it and is returned.
+
+    ``after`` is called for every block that counts; ``hopeless`` says what the plan can't know.
+    """
+    for run in runs:
+        number = hopeless(run) or run.next()
+        while isinstance(number, int):
+            start = time.monotonic()
+            void = run.run(number)
+            seconds = time.monotonic() - start
+            left = range(number if void else number + 1, max(run.plan.first, number + 1))
+            if progress.in_seconds:
+                progress.expect({Block(run.cell, n).name: seconds for n in left})
+            if void is None:
+                progress.done(Block(run.cell, number).name)
+                after(run)
+            else:
+                progress.say(f"{Block(run.cell, number).name} is void: {void}; it is run again")
+            number = hopeless(run) or run.next()
+        if number is not None:
+            return run, number
+    return None
 
 
 def run_arms(
     stage: Stage,
     attempt: Attempt,
     module: str,
-    order: list[str],
+    names: list[str],
     spec: dict[str, Any],
     columns: dict[str, Any],
     preload: dict[str, str] | None = None,
 ) -> list[Row]:
     """Rows of one measured process.
 
-    A candidate that takes the process down gets a ``failed`` row and is left out of the rest of the
-    attempt; the process is run again without it.
+    An arm that raises where the others can't go on, hangs, or takes the process down gets a ``failed`` row
+    and is left out of the rest of the attempt; the process is run again without it.
     """
 
     def left_out(name: str, what: str) -> None:
@@ -406,7 +495,7 @@ def run_arms(
         row = stage.event("failed", candidate=name, text=what, **columns)
         attempt.put(f"died-{name}", [row])
 
-    alive = [name for name in order if not attempt.has(f"died-{name}")]
+    alive = [name for name in names if not attempt.has(f"died-{name}")]
     try:
         rows = child.run_survivors(
             module, {**spec, "candidates": alive}, columns["threads"], preload, left_out=left_out

@@ -1,21 +1,20 @@
-"""Stage ``control``: the protocol's control candidate, measured once, beside the pairs.
+"""Stage ``control``: the protocol's control candidate, measured once, in rotation with the reference.
 
 ``python -m kvtrial.stages.control --run-dir DIR --gguf FILE [--profile default|full]``
 
 Reads what ``m1`` and ``m2`` read; writes ``events/control.parquet``: a block of a whole decode, as in
-``m2``, and one of the attention region alone, as in ``m1``, each in a process where nobody else runs.
-The control may be so slow that every block of the paired design would take minutes longer for it, so
-it has none there.
+``m2``, and one of the attention region alone, as in ``m1``. The control may be so slow that every block of
+``m2`` would take minutes longer for it, so it has one of its own.
 """
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 from kvtrial.measure import shapes
+from kvtrial.measure.plan import SamplingPlan
 from kvtrial.stages import m1, m2
-from kvtrial.stages.common import Block, Cell, Stage, StageError, exit_tracked, run_blocks
+from kvtrial.stages.common import Block, Cell, CellRun, Stage, StageError, exit_tracked, run_cells
 from kvtrial.stages.progress import Progress
 
 
@@ -26,27 +25,23 @@ def main(argv: list[str] | None = None) -> int:
     with stage.attempt() as attempt:
         if control is None:
             return 0
-        name = control["candidate"]
+        names = [stage.protocol["decision"]["reference"], control["candidate"]]
         try:
-            stage.runnable(attempt, timed=True, names=[name])
+            stage.runnable(attempt, timed=True, names=names[1:])
         except StageError as reason:  # its own row is in the journal; the run goes on
             print(f"control: {reason}", file=sys.stderr, flush=True)
             return 0
         cell: Cell = {"context": control["context"], "sessions": 1, "threads": 1}
-        decode = Block(cell, 0, [name])
-        region = Block({**cell, "shape": shapes.name_of(stage.workload["shape"])}, 0, [name])
-        estimated = stage.estimated(attempt, [decode, region], gated=True)
-        with Progress("control", estimated, in_seconds=True) as progress:
-            for kind, block in ((m2, decode), (m1, region)):
-                run_blocks(
-                    stage,
-                    attempt,
-                    kind.MODULE,
-                    [block],
-                    partial(kind.block_spec, stage),
-                    progress,
-                    gated=True,
-                )
+        region = {**cell, "shape": shapes.name_of(stage.workload["shape"])}
+        once = SamplingPlan.fixed(stage.protocol, 1)
+        runs = [
+            CellRun(stage, attempt, m2.work(stage, names), cell, once),
+            CellRun(stage, attempt, m1.work(stage, names[1:]), region, once),
+        ]
+        planned = [Block(run.cell, 0) for run in runs]
+        with Progress("control", stage.estimated(attempt, planned), in_seconds=True) as progress:
+            if (ended := run_cells(runs, progress)) is not None:
+                progress.say(f"not measured: {ended[1].reason}")
     return 0
 
 

@@ -1,31 +1,45 @@
-"""Stage ``direct_write``: rows projected into the cache, against scratch and append.
+"""Stage ``direct_write``: rows projected into the cache, against scratch and append, in rotation.
 
 ``python -m kvtrial.stages.direct_write --run-dir DIR --gguf FILE``
 
 Reads ``manifest.json``, ``protocol.json``, ``workload.json`` and ``conformance/`` of the run;
-writes ``events/direct_write.parquet``. Both ways of a candidate run in one process, the order
-alternating from block to block.
+writes ``events/direct_write.parquet``. Every candidate that hands out slots is two arms, ``K1.direct`` and
+``K1.append``: the same store, one reserving a slot for each row, the other never.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvtrial.stages.common import Block, Stage, blocks, exit_tracked, run_blocks
+from kvtrial import candidates
+from kvtrial.contract import Capability
+from kvtrial.measure.aliases import WAYS, way_of
+from kvtrial.measure.plan import SamplingPlan
+from kvtrial.stages import m2
+from kvtrial.stages.common import (
+    Block,
+    Cell,
+    CellRun,
+    Stage,
+    StageError,
+    Work,
+    exit_tracked,
+    run_cells,
+)
 from kvtrial.stages.progress import Progress
 
 
-def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
-    """What `kvtrial.measure.direct` is told, but for the candidates."""
+def block_spec(
+    stage: Stage, block: Block, names: list[str], slow: list[str] | None
+) -> dict[str, Any]:
+    """That of ``m2``, with each arm's candidate and its way."""
     return {
-        "gguf": str(stage.gguf),
-        "snapshots": stage.snapshots(block.cell["context"], 1),
-        "threads": block.cell["threads"],
-        "probes": stage.protocol["probes"],
-        "page_tokens": stage.protocol["page_tokens"],
-        "warmup_steps": max(1, stage.protocol["m2"]["warmup_steps"]),  # they are watched
-        "decode_steps": stage.protocol["decode_steps"],
-        "direct_first": block.number % 2 == 0,
+        **m2.block_spec(stage, block, names, slow),
+        "reference": f"{stage.protocol['decision']['reference']}.{WAYS[0]}",
+        "stands_for": {name: way_of(name)[0] for name in names},
+        "ways": {name: way_of(name)[1] for name in names},
+        "compare": False,
+        "alone_steps": 0,
     }
 
 
@@ -34,21 +48,22 @@ def main(argv: list[str] | None = None) -> int:
     stage = Stage.from_command_line("direct_write", __doc__, argv)
     rules = stage.protocol["direct_write"]
     with stage.attempt() as attempt:
-        names = stage.runnable(attempt, timed=True)
-        cell = {"context": rules["context"], "sessions": 1, "threads": 1}
-        seed = stage.protocol["decision"]["bootstrap_seed"]
-        planned = blocks(cell, rules["blocks"], names, seed)
-        estimated = stage.estimated(attempt, planned, gated=True)
-        with Progress("direct_write", estimated, in_seconds=True) as progress:
-            run_blocks(
-                stage,
-                attempt,
-                "kvtrial.measure.direct",
-                planned,
-                lambda block: block_spec(stage, block),
-                progress,
-                gated=True,
-            )
+        names = [
+            f"{name}.{way}"
+            for name in stage.runnable(attempt, timed=True)
+            if Capability.RESERVE_SLOT in candidates.get(name).capabilities
+            for way in WAYS
+        ]
+        cell: Cell = {"context": rules["context"], "sessions": 1, "threads": 1}
+        work = Work(m2.MODULE, lambda block, own, slow: block_spec(stage, block, own, slow), names)
+        plan = SamplingPlan.fixed(stage.protocol, rules["blocks"])
+        runs = [CellRun(stage, attempt, work, cell, plan)] if names else []
+        planned = [Block(run.cell, n) for run in runs for n in range(run.plan.first)]
+        with Progress(
+            "direct_write", stage.estimated(attempt, planned), in_seconds=True
+        ) as progress:
+            if (ended := run_cells(runs, progress)) is not None:
+                raise StageError(f"direct_write: {ended[1].reason}; {ended[1].remedy}")
     return 0
 
 

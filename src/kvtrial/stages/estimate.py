@@ -20,20 +20,21 @@ from typing import Any
 
 from kvtrial import candidates
 from kvtrial.cold import KINDS
-from kvtrial.contract import Profile
-from kvtrial.decision import gates
+from kvtrial.contract import Capability, Profile
 from kvtrial.decision.parity import contexts
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import CHUNK
 from kvtrial.host import machine
 from kvtrial.host.files import write_text
-from kvtrial.measure import child
+from kvtrial.measure import child, rotation
+from kvtrial.measure.aliases import ARMS, WAYS
 from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
 from kvtrial.measure.exclusive import exclusive
-from kvtrial.run import protocol as registered
+from kvtrial.measure.plan import SamplingPlan, cell_name
+from kvtrial.run.protocol import entrants
 from kvtrial.stages import m1, parity, workload
-from kvtrial.stages.common import VOID_PRIOR, Cell, Stage
+from kvtrial.stages.common import Cell, Stage
 from kvtrial.stages.progress import duration
 
 #: Seconds that a machine of any speed needs, about: a stage's own start, and its entry in MLflow,
@@ -46,12 +47,13 @@ ORACLE_S = 5e-6
 CRASH_S, COLD_BLOCK_S = 1.0, 6.0
 #: and what follows the measurements.
 VERDICT_S = 10.0
-#: Of a decoded step's attention: a position of the causal block form on all CPUs, but for scalar arms.
+#: A prompt of the parity check, over a decoded step of the smallest context,
+PROMPT_STEPS = 10.0
+#: a position that is compared there, without its attention,
+POSITION_STEPS = 0.5
+#: and that attention in the causal block form, over the decode's; a scalar arm's is the decode's.
 BLOCK_FORM = 0.5
-#: Positions whose matrix products cost as much as those of a prompt, whose weights are read alike.
-POSITIONS_A_PROMPT = 64
-#: Prompts that are tried.
-PROMPTS = 4
+ALONE = {"sessions": 1, "threads": 1}
 #: A step's part outside attention grows little with the sessions: weights are read once.
 BATCH_COST = 0.3
 #: Bytes of an element of K and its like of V: a block of Q8_0 has 34 for 32.
@@ -84,8 +86,6 @@ class Speed:
         Starting a measured process, and loading the model in it.
     probe_s : float
         One reading of the probes.
-    prompt_s : float
-        Prefilling a prompt of the parity check, and comparing.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -96,67 +96,86 @@ class Speed:
                 points.setdefault(key, {})[row.get("index", 0)] = row["value"]
         self.names = [name for metric, name in points if metric == "step_s"]
         self._curves = {key: Curve(found) for key, found in points.items()}
-        self.start_s, self.load_s, self.probe_s, self.prompt_s = (
-            self.of(metric)(0) for metric in ("start_s", "load_s", "probe_s", "prompt_s")
+        self.start_s, self.load_s, self.probe_s = (
+            self.of(metric)(0) for metric in ("start_s", "load_s", "probe_s")
         )
 
     def of(self, metric: str, name: str = "") -> Curve:
         """``arm_s``, ``step_s`` or ``attention_s`` of a candidate, or ``prefill_s``, by positions."""
         return self._curves[metric, name]
 
-    def decode_s(self, name: str, cell: Cell, steps: int) -> float:
-        """Filling and decoding so many steps in a cell."""
+    def step_s(self, name: str, cell: Cell) -> float:
+        """One step of all sessions of a cell."""
         context, sessions, threads = (cell[k] for k in ("context", "sessions", "threads"))
         attention = self.of("attention_s", name)(context)
         rest = max(self.of("step_s", name)(context) - attention, 0.0)
-        step = attention * sessions + rest * (1 + BATCH_COST * (sessions - 1))
-        return sessions * self.of("arm_s", name)(context) + steps * step / threads
+        return (attention * sessions + rest * (1 + BATCH_COST * (sessions - 1))) / threads
 
 
 def block_seconds(
     speed: Speed, protocol: dict[str, Any], cells: list[Cell], shapes: dict[str, dict[str, int]]
 ) -> dict[str, dict[str, float]]:
     """Stage → cell → seconds that one block takes."""
-    steps = protocol["m2"]["warmup_steps"] + protocol["decode_steps"]
     names = [name for name in protocol["candidates"] if name in speed.names]
     direct = {"context": protocol["direct_write"]["context"], "sessions": 1, "threads": 1}
     cold = {"context": protocol["cold"]["prefix_tokens"], "sessions": 1, "threads": 1}
-    same = protocol["aa"]["candidate"]
-
-    def arms(cell: Cell, listed: list[str], times: int = 1) -> float:
-        decodes = (times * speed.decode_s(name, cell, steps) + 2 * speed.probe_s for name in listed)
-        return speed.start_s + speed.load_s + sum(decodes)
-
+    same = protocol["known_answers"]["candidate"]
+    slots = [
+        n for n in names if Capability.RESERVE_SLOT in candidates.get(n).capabilities for _ in WAYS
+    ]
     own_name, own = next(iter(shapes.items()))
+
+    def decodes(cell: Cell, listed: list[str]) -> float:
+        return _rotation_block_s(speed, protocol, cell, listed, own["q_heads"])
 
     def regions(cell: Cell, name: str, listed: list[str]) -> float:
         return speed.start_s + _attention_block_s(speed, protocol, listed, cell, shapes[name], own)
 
     found = {
         "m1": {
-            gates.cell_name({**cell, "shape": name}): regions(cell, name, names)
+            cell_name({**cell, "shape": name}): regions(cell, name, names)
             for name in shapes
             for cell in cells
             if cell["sessions"] == 1
         },
-        "m2": {gates.cell_name(cell): arms(cell, names) for cell in cells},
+        "m2": {cell_name(cell): decodes(cell, names) for cell in cells},
         "aa": {
-            gates.cell_name(cell): arms(cell, [same] * 2 if same in names else [])
+            cell_name(cell): decodes(cell, [same] * len(ARMS) if same in names else [])
             for cell in cells
             if cell["role"] == "primary"
         },
-        "direct_write": {gates.cell_name(direct): arms(direct, names, times=2)},
-        "cold_tier": {gates.cell_name(cold): COLD_BLOCK_S},
+        "direct_write": {cell_name(direct): decodes(direct, slots)},
+        "cold_tier": {cell_name(cold): COLD_BLOCK_S},
         "control": {},
     }
     if "control" in protocol:
         cell = {"context": protocol["control"]["context"], "sessions": 1, "threads": 1}
         alone = [name for name in (protocol["control"]["candidate"],) if name in speed.names]
         found["control"] = {
-            gates.cell_name(cell): arms(cell, alone),
-            gates.cell_name({**cell, "shape": own_name}): regions(cell, own_name, alone),
+            cell_name(cell): decodes(cell, [protocol["decision"]["reference"], *alone]),
+            cell_name({**cell, "shape": own_name}): regions(cell, own_name, alone),
         }
     return found
+
+
+def _rotation_block_s(
+    speed: Speed, protocol: dict[str, Any], cell: Cell, names: list[str], q_heads: int
+) -> float:
+    """A block of whole decodes: arms opened and filled, the rounds, and the oracle afterwards."""
+    if not names:
+        return 0.0
+    rules, context = protocol["rotation"], cell["context"]
+    step = {name: speed.step_s(name, cell) for name in set(names)}
+    slow = set(
+        rotation.slow_arms({n: round(s * 1e9) for n, s in step.items()}, rules["slow_ratio"])
+    )
+    fast = [name for name in names if name not in slow]
+    rounds = rotation.rounds_of(len(fast), cell.get("rounds", rules["rounds"]))
+    turns = 1 + rounds // rules["slow_every"]
+    steps = sum(step[n] * (turns if n in slow else rules["warmup_rounds"] + rounds) for n in names)
+    filled = cell["sessions"] * sum(speed.of("arm_s", name)(context) for name in names)
+    oracle = len(names) * rules["output_steps"] * ORACLE_S * context * q_heads
+    return speed.start_s + speed.load_s + speed.probe_s + filled + steps + oracle
 
 
 def _attention_block_s(
@@ -176,10 +195,10 @@ def _attention_block_s(
     }
     fastest = min(region.values(), default=1.0)
     calls = math.ceil(SHORTEST_ITERATION_NS / 1e9 / max(fastest, 1e-9))
-    rotation = rules["rotation_llc_multiple"] * machine.last_level_cache_bytes(cell["threads"])
+    turned = rules["rotation_llc_multiple"] * machine.last_level_cache_bytes(cell["threads"])
     elements = context * shape["kv_heads"] * shape["head_dim"]
     regions = {
-        name: max(1, math.ceil(rotation / (PAIR_BYTES[candidates.get(name).profile] * elements)))
+        name: max(1, math.ceil(turned / (PAIR_BYTES[candidates.get(name).profile] * elements)))
         for name in names
     }
     fills = sum(
@@ -199,41 +218,35 @@ def stage_seconds(
     trained: int,
     jobs: int,
 ) -> dict[str, float]:
-    """Stage → seconds, with the blocks that are usually void run again; without ``workload``.
+    """Stage → seconds; without ``workload``. Nothing is taken to be void or extended.
 
     ``trained`` is the model's trained length.
     """
-    again = 1 / (1 - VOID_PRIOR)
     m1_own = next(iter(per_block["m1"]), "").rpartition("-")[2]
 
     def m1_blocks(cell: str) -> int:
         own = cell.endswith(f"-{m1_own}")
         return int(protocol["m1"]["blocks" if own else "shape_blocks"])
 
-    def m2_blocks(cell: Cell) -> float:
-        # What the spread is going to ask for is not known yet: half of what it may.
-        first = cell["blocks"]
-        return float(first + cell.get("max_blocks", first)) / 2
-
-    entrants = len(registered.entrants(protocol))
     cold = protocol["cold"]
-    found = {
-        "conformance": CONFORMANCE_S
-        * len(protocol["conformance"]["page_tokens"])
-        * entrants
-        / jobs,
+    each = {
         "parity": _parity_s(speed, protocol, cells, trained),
-        "m1": again * sum(m1_blocks(cell) * s for cell, s in per_block["m1"].items()),
-        "m2": again
-        * sum(m2_blocks(cell) * per_block["m2"][gates.cell_name(cell)] for cell in cells),
-        "aa": again * protocol["aa"]["blocks"] * sum(per_block["aa"].values()),
-        "control": again * sum(per_block["control"].values()),
-        "direct_write": again
-        * protocol["direct_write"]["blocks"]
+        "m1": sum(m1_blocks(cell) * s for cell, s in per_block["m1"].items()),
+        "m2": sum(
+            SamplingPlan.of_cell(protocol, cell).first * per_block["m2"][cell_name(cell)]
+            for cell in cells
+        ),
+        "aa": protocol["known_answers"]["blocks"] * sum(per_block["aa"].values()),
+        "control": sum(per_block["control"].values()),
+        "direct_write": protocol["direct_write"]["blocks"]
         * sum(per_block["direct_write"].values()),
         "cold_tier": cold["blocks"] * COLD_BLOCK_S + len(KINDS) * cold["crash_rounds"] * CRASH_S,
+        "conformance": CONFORMANCE_S
+        * len(protocol["conformance"]["page_tokens"])
+        * len(entrants(protocol))
+        / jobs,
     }
-    return {stage: STAGE_S + s for stage, s in found.items()} | {"verdict": VERDICT_S}
+    return {stage: STAGE_S + s for stage, s in each.items()} | {"verdict": VERDICT_S}
 
 
 def _parity_s(speed: Speed, protocol: dict[str, Any], cells: list[Cell], trained: int) -> float:
@@ -241,19 +254,21 @@ def _parity_s(speed: Speed, protocol: dict[str, Any], cells: list[Cell], trained
     rules = protocol["parity"]
     names = [name for name in protocol["candidates"] if name in speed.names]
     held = contexts({**protocol, "cells": cells})
+    # What a decoded step does beside attention, the same for all arms.
+    rest = min((speed.step_s(n, {**ALONE, "context": held[0]}) for n in names), default=0.0)
     total = (1 + len(held)) * (speed.start_s + speed.load_s)
-    total += rules["prompts"] * len(names) * speed.prompt_s
+    total += rules["prompts"] * len(names) * PROMPT_STEPS * rest
     for context in held:
-        arms = [(name, parity.chunks(protocol, name, context, trained)) for name in names]
+        counts = {name: parity.chunks(protocol, name, context, trained) for name in names}
         # The comparison is fed as much as whoever is compared over most.
-        most = max((count for _, count in arms), default=0)
-        arms = [(n, most if n == rules["comparison"] else c) for n, c in arms]
-        for name, count in arms:
+        counts |= {n: max(counts.values()) for n in names if n == rules["comparison"]}
+        for name, count in counts.items():
             positions = count * protocol["quality"]["chunk_tokens"]
-            attention = 1.0 if name in rules["slow"] else BLOCK_FORM
+            attention = (1.0 if name in rules["slow"] else BLOCK_FORM) * speed.of(
+                "attention_s", name
+            )(context)
             total += speed.of("arm_s", name)(context) + positions * (
-                attention * speed.of("attention_s", name)(context)
-                + speed.prompt_s / POSITIONS_A_PROMPT
+                attention + POSITION_STEPS * rest
             )
     return total
 
@@ -272,15 +287,13 @@ def workload_seconds(speed: Speed, plan: workload.Plan, missing: list[int]) -> f
     )
 
 
-def calibrate(
-    stage: Stage, plan: workload.Plan, missing: list[int], prompts: list[list[int]]
-) -> Speed:
+def calibrate(stage: Stage, plan: workload.Plan, missing: list[int]) -> Speed:
     """Measure every candidate that runs, at the contexts that it is going to have; one that does not
     run is left out."""
     cells = plan.held(stage.cells())
-    contexts = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
+    where = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
     if "control" in stage.protocol:
-        contexts[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
+        where[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
     prefill = {
         "store": workload.STORE,
         "activations": workload.ACTIVATIONS,
@@ -289,12 +302,10 @@ def calibrate(
     spec = {
         "gguf": str(stage.gguf),
         "candidates": {
-            name: own for name, own in contexts.items() if candidates.get(name).not_built is None
+            name: own for name, own in where.items() if candidates.get(name).not_built is None
         },
         "page_tokens": stage.protocol["page_tokens"],
         "probes": stage.protocol["probes"],
-        "baseline": stage.protocol["parity"]["baseline"],
-        "prompts": prompts[:PROMPTS],
         "prefill": prefill if missing else None,
     }
 
@@ -314,13 +325,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     args, rest = parser.parse_known_args(argv)
     stage = Stage.from_command_line("estimate", __doc__, rest)
-    prompts = parity.prompts(stage)
     plan = workload.Plan.of(stage)
     with exclusive(f"estimate of {stage.run_dir.name}"):
         start = time.monotonic()
         missing = plan.incomplete(stage.run_dir.parent)
         look_s = time.monotonic() - start
-        speed = calibrate(stage, plan, missing, prompts)
+        speed = calibrate(stage, plan, missing)
     cells = plan.held(stage.cells())
     trained = ModelConfig.from_gguf(read_gguf(stage.gguf)).context_length
     per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, plan.shape))

@@ -12,9 +12,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrial.measure.order import mirrored_orders
+from kvtrial.measure import rotation
+from kvtrial.measure.plan import SamplingPlan, block_seed
 from kvtrial.measure.shapes import name_of
-from kvtrial.stages.common import Block, Cell, Stage, blocks, exit_tracked, run_blocks
+from kvtrial.run.journal import Attempt
+from kvtrial.stages.common import (
+    Block,
+    Cell,
+    CellRun,
+    Stage,
+    StageError,
+    Work,
+    exit_tracked,
+    run_cells,
+)
 from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.measure.attention"
@@ -30,31 +41,40 @@ def shapes(protocol: dict[str, Any], own: dict[str, int]) -> dict[str, dict[str,
     return found
 
 
-def planned_blocks(stage: Stage, cells: list[Cell], names: list[str]) -> list[Block]:
-    """Every block of every head shape and context."""
+def work(stage: Stage, names: list[str]) -> Work:
+    """What a block of this stage is."""
+    return Work(MODULE, lambda block, own, _: block_spec(stage, block, own), names)
+
+
+def cell_runs(stage: Stage, attempt: Attempt, cells: list[Cell], names: list[str]) -> list[CellRun]:
+    """Every head shape and context."""
     rules = stage.protocol["m1"]
-    seed = stage.protocol["decision"]["bootstrap_seed"]
     own, *others = shapes(stage.protocol, stage.workload["shape"])
-    single = [cell for cell in cells if cell["sessions"] == 1]
     counts = {own: rules["blocks"], **dict.fromkeys(others, rules["shape_blocks"])}
     return [
-        block
+        CellRun(
+            stage,
+            attempt,
+            work(stage, names),
+            {**cell, "shape": name},
+            SamplingPlan.fixed(stage.protocol, count),
+        )
         for name, count in counts.items()
-        for cell in single
-        for block in blocks({**cell, "shape": name}, count, names, seed)
+        for cell in cells
+        if cell["sessions"] == 1
     ]
 
 
-def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
+def block_spec(stage: Stage, block: Block, names: list[str]) -> dict[str, Any]:
     """What `kvtrial.measure.attention` is told, but for the candidates."""
     rules = stage.protocol["m1"]
     iterations = rules["warmup_iterations"] + rules["iterations"]
-    seed = stage.protocol["decision"]["bootstrap_seed"] + block.number
+    seed = block_seed(stage.protocol["decision"]["seed"], block.cell, block.number)
     own = stage.workload["shape"]
     shape = shapes(stage.protocol, own)[block.cell["shape"]]
     return {
         "shape": shape,
-        "orders": mirrored_orders(block.order, iterations, seed),
+        "orders": rotation.orders(names, iterations, seed),
         "snapshots": stage.snapshots(block.cell["context"], 1) if shape == own else [],
         "synthetic_tokens": block.cell["context"],
         "threads": block.cell["threads"],
@@ -71,18 +91,11 @@ def main(argv: list[str] | None = None) -> int:
     stage = Stage.from_command_line("m1", __doc__, argv)
     with stage.attempt() as attempt:
         names = stage.runnable(attempt, timed=True)
-        planned = planned_blocks(stage, stage.measured_cells(attempt), names)
-        estimated = stage.estimated(attempt, planned, gated=True)
-        with Progress("m1", estimated, in_seconds=True) as progress:
-            run_blocks(
-                stage,
-                attempt,
-                MODULE,
-                planned,
-                lambda block: block_spec(stage, block),
-                progress,
-                gated=True,
-            )
+        runs = cell_runs(stage, attempt, stage.measured_cells(attempt), names)
+        planned = [Block(run.cell, n) for run in runs for n in range(run.plan.first)]
+        with Progress("m1", stage.estimated(attempt, planned), in_seconds=True) as progress:
+            if (ended := run_cells(runs, progress)) is not None:
+                raise StageError(f"m1: {ended[1].reason}; {ended[1].remedy}")
     return 0
 
 

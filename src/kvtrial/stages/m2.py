@@ -1,31 +1,34 @@
-"""Stage ``m2``: whole decodes, paired by block.
+"""Stage ``m2``: whole decodes, all arms in rotation.
 
 ``python -m kvtrial.stages.m2 --run-dir DIR --gguf FILE [--profile default|full]``
 
 Reads ``manifest.json``, ``protocol.json``, ``workload.json`` and ``conformance/`` of the run;
-writes ``events/m2.parquet``. Where the protocol leaves the number of a cell's blocks open, the spread
-of the first ones fixes it (`kvtrial.decision.rule.blocks_wanted`); their mean has no say. Finished blocks are
-kept in the journal: after a kill the same command goes on.
+writes ``events/m2.parquet``. Which blocks there are is for `kvtrial.measure.plan.SamplingPlan` to say.
+Finished blocks are kept in the journal: after a kill the same command goes on.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from kvtrial.decision import gates
-from kvtrial.decision.contrasts import Measured
-from kvtrial.measure import allocations
-from kvtrial.run import events
+from kvtrial.host import machine
+from kvtrial.measure import allocations, rotation
+from kvtrial.measure.plan import Hopeless, SamplingPlan, block_seed, cell_name
+from kvtrial.measure.stores import HEADROOM_BYTES, needed_bytes
 from kvtrial.run.journal import Attempt
 from kvtrial.stages.common import (
     Block,
     Cell,
+    CellRun,
     Row,
     Stage,
-    blocks,
+    StageError,
+    Work,
+    columns,
     exit_tracked,
     run_arms,
-    run_blocks,
+    run_cells,
 )
 from kvtrial.stages.progress import Progress
 
@@ -35,30 +38,63 @@ ALLOCATION_STEPS = 72
 ALLOCATION_THREADS = (1, 2)
 
 
-def block_spec(stage: Stage, block: Block) -> dict[str, Any]:
+def steps_of(protocol: dict[str, Any], cell: Cell, arms: int) -> int:
+    """Tokens that are fed behind the context at most, whichever of so many arms turn out to be slow."""
+    rules = protocol["rotation"]
+    rounds = cell.get("rounds", rules["rounds"])
+    most = max(rotation.rounds_of(n, rounds) for n in range(1, arms + 1))
+    return int(rules["warmup_rounds"] + most + rules["alone_steps"])
+
+
+def groups(stage: Stage, cell: Cell, names: list[str]) -> list[list[str]]:
+    """Arms that are open together: all, where memory holds them."""
+    steps = steps_of(stage.protocol, cell, len(names))
+    needed = {
+        name: needed_bytes(
+            name,
+            stage.workload["shape"],
+            tokens=cell["context"] + steps,
+            sessions=cell["sessions"],
+            page_tokens=stage.protocol["page_tokens"],
+        )
+        for name in names
+    }
+    room = machine.available_memory_bytes() - stage.gguf.stat().st_size - HEADROOM_BYTES
+    return rotation.groups(names, stage.anchors, needed, room)
+
+
+def work(stage: Stage, names: list[str]) -> Work:
+    """What a block of this stage is."""
+    return Work(
+        MODULE,
+        lambda block, names, slow: block_spec(stage, block, names, slow),
+        names,
+        lambda cell, names: groups(stage, cell, names),
+    )
+
+
+def block_spec(
+    stage: Stage, block: Block, names: list[str], slow: list[str] | None
+) -> dict[str, Any]:
     """What `kvtrial.measure.block` is told, but for the candidates."""
-    cell = block.cell
+    cell, rules = block.cell, stage.protocol["rotation"]
+    rounds = cell.get("rounds", rules["rounds"])
+    steps = steps_of(stage.protocol, cell, len(names))
     return {
         "gguf": str(stage.gguf),
-        "snapshots": stage.snapshots(cell["context"], cell["sessions"]),
-        "baseline": stage.protocol["parity"]["baseline"],
+        "snapshots": stage.snapshots(cell["context"], cell["sessions"], steps),
+        "reference": stage.protocol["decision"]["reference"],
         "threads": cell["threads"],
         "probes": stage.protocol["probes"],
         "page_tokens": stage.protocol["page_tokens"],
-        "warmup_steps": stage.protocol["m2"]["warmup_steps"],
-        "decode_steps": stage.protocol["decode_steps"],
-        "seed": stage.protocol["decision"]["bootstrap_seed"] + block.number,
-        "check": stage.name == "m2" and block.number == 0,  # the oracle is slow
+        "rotation": rules,
+        "step_limit_s": rules["step_limit_s"],
+        "rounds": rounds,
+        "slow": slow,
+        "seed": block_seed(stage.protocol["decision"]["seed"], cell, block.number),
+        "compare": block.number == 0,  # float64 logarithms of all logits are slow
+        "alone_steps": rules["alone_steps"] if block.number == 0 else 0,
     }
-
-
-def further_blocks(stage: Stage, attempt: Attempt, cell: Cell, names: list[str]) -> list[Block]:
-    """What the registered precision asks for beyond the cell's first blocks, all of which are done."""
-    judged = gates.judge(events.to_frame(attempt.rows()), stage.protocol)
-    measured = Measured(judged.valid_rows, stage.protocol, stage.profile, stage.usable_cpus)
-    registered = next(c for c in measured.cells if gates.cell_name(c) == gates.cell_name(cell))
-    seed = stage.protocol["decision"]["bootstrap_seed"]
-    return blocks(cell, measured.blocks_wanted(registered), names, seed)[cell["blocks"] :]
 
 
 def count_allocations(stage: Stage, attempt: Attempt, names: list[str]) -> None:
@@ -75,11 +111,37 @@ def count_allocations(stage: Stage, attempt: Attempt, names: list[str]) -> None:
         }
         columns = {"threads": threads}
         preload = allocations.preload_environment()
-        found = run_arms(
+        counted = run_arms(
             stage, attempt, "kvtrial.measure.allocation_pass", names, spec, columns, preload
         )
-        rows += stage.events(found, **columns)
+        rows += stage.events(counted, **columns)
     attempt.put("allocations", rows)
+
+
+def lost_incumbent(stage: Stage, attempt: Attempt, cell: Cell) -> Hopeless | None:
+    """Whether a deciding cell has lost an arm that a challenger has to beat: nothing decides it any more."""
+    if cell["role"] == "extra":
+        return None
+    for name in stage.protocol["decision"]["incumbents"]:
+        if attempt.has(f"died-{name}"):
+            (row,) = attempt.unit(f"died-{name}")
+            return Hopeless(
+                f"{name}, which a challenger has to beat, is out: {row['text']}",
+                f"repair {name}, or take it out of the protocol",
+                again=False,
+            )
+    return None
+
+
+def provisional(run: CellRun) -> str:
+    """What the blocks so far say of the cell's deciding pairs."""
+    said = []
+    for (top, bottom), logs in run.logs().items():
+        if len(logs) >= 2:
+            mean, low, high = (math.exp(float(x)) for x in run.plan.bounds(logs))
+            said.append(f"{top}/{bottom} {mean:.3f} [{low:.3f}, {high:.3f}]")
+    blocks = f"{len(run.valid)} of {run.plan.first} blocks"
+    return f"{cell_name(run.cell)} after {blocks}: {', '.join(said) or 'no pair yet'} (provisional)"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,33 +149,29 @@ def main(argv: list[str] | None = None) -> int:
     stage = Stage.from_command_line("m2", __doc__, argv)
     with stage.attempt() as attempt:
         names = stage.runnable(attempt, timed=True)
-        seed = stage.protocol["decision"]["bootstrap_seed"]
-        cells = stage.measured_cells(attempt)
-        planned = [b for cell in cells for b in blocks(cell, cell["blocks"], names, seed)]
-        estimated = stage.estimated(attempt, planned, gated=True)
-        with Progress("m2", estimated, in_seconds=True) as progress:
-
-            def run(wanted: list[Block]) -> None:
-                run_blocks(
-                    stage,
-                    attempt,
-                    MODULE,
-                    wanted,
-                    lambda block: block_spec(stage, block),
-                    progress,
-                    gated=True,
-                )
-
-            run(planned)
-            for cell in cells:
-                if "max_blocks" not in cell:
-                    continue
-                if more := further_blocks(stage, attempt, cell, names):
-                    progress.say(
-                        f"{len(more)} more blocks at {gates.cell_name(cell)}, by its spread"
-                    )
-                    run(more)
-        count_allocations(stage, attempt, names)
+        runs = [
+            CellRun(
+                stage, attempt, work(stage, names), cell, SamplingPlan.of_cell(stage.protocol, cell)
+            )
+            for cell in stage.measured_cells(attempt)
+        ]
+        planned = [Block(run.cell, n) for run in runs for n in range(run.plan.first)]
+        with Progress("m2", stage.estimated(attempt, planned), in_seconds=True) as progress:
+            ended = run_cells(
+                runs,
+                progress,
+                after=lambda run: progress.say(provisional(run)),
+                hopeless=lambda run: lost_incumbent(stage, attempt, run.cell),
+            )
+        if ended is not None:
+            run, why = ended
+            text = f"{cell_name(run.cell)} can't be decided: {why.reason}; {why.remedy}"
+            if why.again:
+                raise StageError(text)
+            progress.say(f"{text}; nothing more is measured")
+            attempt.put("lost", [stage.event("cell/lost", text=why.reason, **columns(run.cell))])
+        else:
+            count_allocations(stage, attempt, names)
     return 0
 
 

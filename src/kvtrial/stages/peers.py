@@ -7,8 +7,8 @@ Reads ``manifest.json``, ``protocol.json``, ``workload.json`` and ``conformance/
 verdict does not rest on them.
 
 Three works are compared: decode from a filled context, prefill of the smallest context, attention alone.
-A block of a work and cell is a fresh process for each program, one right after the other; the next block
-has the mirrored order of programs, and of the arms within each. Warm-up, steps, iterations and rotation
+A block of a work and cell is a fresh process for each program, one right after the other, in balanced
+orders of programs, and of the arms within each. Warm-up, steps, iterations and rotation
 are those of the protocol. Nothing is void here: there is no decision to protect, and the interval carries
 the noise.
 """
@@ -31,9 +31,8 @@ from kvtrial.contract import Profile
 from kvtrial.decision.peers import compare
 from kvtrial.host import machine
 from kvtrial.host.files import write_text
-from kvtrial.measure import shapes
+from kvtrial.measure import rotation, shapes
 from kvtrial.measure.exclusive import exclusive
-from kvtrial.measure.order import mirrored_orders
 from kvtrial.measure.peers import programs
 from kvtrial.run import events
 from kvtrial.run.journal import COMPLETE, Attempt, Journal
@@ -78,7 +77,12 @@ class Round:
     @property
     def name(self) -> str:
         """Such as ``decode-4096x1x1-block03``."""
-        return f"{self.work}-{Block(self.cell, self.number, []).name}"
+        return f"{self.work}-{Block(self.cell, self.number).name}"
+
+
+def _orders(names: list[str], count: int, seed: int) -> list[list[str]]:
+    """One balanced order a block."""
+    return rotation.orders(names, count, seed)[:count]
 
 
 def rounds(
@@ -86,8 +90,8 @@ def rounds(
 ) -> Iterator[Round]:
     """The blocks of a work in a cell, orders mirrored. ``arms``: program → its arms."""
     programs = [program for program in MODULES[work] if program in arms]
-    within = {program: mirrored_orders(arms[program], count, seed) for program in programs}
-    for number, order in enumerate(mirrored_orders(programs, count, seed)):
+    within = {program: _orders(arms[program], count, seed) for program in programs}
+    for number, order in enumerate(_orders(programs, count, seed)):
         yield Round(work, cell, number, {program: within[program][number] for program in order})
 
 
@@ -113,11 +117,12 @@ def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
     """What a measuring module is told, ours and theirs alike, but for the candidates."""
     cell = planned.cell
     if planned.work == "decode":
-        block = Block(cell, planned.number, order)
-        return {**m2.block_spec(stage, block), "probes": None}
+        block = Block(cell, planned.number)
+        own = m2.block_spec(stage, block, order, [])
+        return {**own, "probes": None, "compare": False, "alone_steps": 0}
     if planned.work == "attention":
-        own = shapes.name_of(stage.workload["shape"])
-        return m1.block_spec(stage, Block({**cell, "shape": own}, planned.number, order))
+        named = {**cell, "shape": shapes.name_of(stage.workload["shape"])}
+        return m1.block_spec(stage, Block(named, planned.number), order)
     (folder,) = stage.snapshots(cell["context"], 1)
     tokens = json.loads((Path(folder) / "tokens.json").read_text(encoding="utf-8"))
     return {
@@ -131,8 +136,8 @@ def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
 def shortened(work: str, spec: dict[str, Any]) -> tuple[dict[str, Any], float]:
     """A quick version of a specification, and how often its timed part is in the whole one."""
     if work == "decode":
-        quick = {**spec, "warmup_steps": 1, "decode_steps": 1}
-        return quick, spec["warmup_steps"] + spec["decode_steps"]
+        quick = {**spec, "rounds": 1, "rotation": {**spec["rotation"], "warmup_rounds": 1}}
+        return quick, spec["rotation"]["warmup_rounds"] + spec["rounds"]
     if work == "attention":
         quick = {**spec, "warmup_iterations": 1, "orders": spec["orders"][:2]}
         return quick, len(spec["orders"]) - spec["warmup_iterations"]
@@ -216,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     present = [program for program in programs.PROGRAMS if program not in absent]
     if absent:
         print(f"peers: {programs.what_to_install(absent)}", flush=True)
-    seed = stage.protocol["decision"]["bootstrap_seed"]
+    seed = stage.protocol["decision"]["seed"]
     known = sorted(map(int, stage.workload["snapshots"]))
     contexts = asked.contexts or known
     if unknown := sorted(set(contexts) - set(known)):

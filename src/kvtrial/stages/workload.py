@@ -33,14 +33,14 @@ from typing import Any
 import numpy as np
 
 from kvtrial.contract import F32, KVSession
-from kvtrial.decision import gates
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
 from kvtrial.measure.exclusive import exclusive
-from kvtrial.measure.stores import budget_bytes, opened, shape_of
+from kvtrial.measure.plan import cell_name
+from kvtrial.measure.stores import HEADROOM_BYTES, budget_bytes, opened, shape_of
 from kvtrial.run import corpus, models
 from kvtrial.stages.common import Cell, Stage, exit_tracked
 from kvtrial.stages.progress import Progress
@@ -49,10 +49,6 @@ from kvtrial.stages.progress import Progress
 STORE = "K1"
 #: Of the prefill: rows are as exact as they get, so that no arm is measured on another one's rounding.
 ACTIVATIONS = "fp32"
-
-
-#: Beside pool and weights, a measured process holds probes and the interpreter.
-HEADROOM_BYTES = 1 << 30
 
 
 def shape_of_file(gguf: Path) -> dict[str, int]:
@@ -64,15 +60,22 @@ def shape_of_file(gguf: Path) -> dict[str, int]:
 def too_large(
     protocol: dict[str, Any], shape: dict[str, int], weight_bytes: int, cell: Cell
 ) -> str | None:
-    """Why this machine can't hold a cell, or None: to swap would measure the disk."""
-    tokens = cell["context"] + protocol["m2"]["warmup_steps"] + protocol["decode_steps"]
-    pool = budget_bytes(shape, tokens, cell["sessions"], protocol["page_tokens"])
-    needed, available = pool + weight_bytes + HEADROOM_BYTES, machine.available_memory_bytes()
+    """Why this machine can't hold a cell, or None: to swap would measure the disk.
+
+    A group of the rotation holds at least the reference, the challenger that is tested and one more arm, each
+    at most as large as FP32 rows are.
+    """
+    rules = protocol["rotation"]
+    steps = rules["warmup_rounds"] + cell.get("rounds", rules["rounds"]) + rules["alone_steps"]
+    arms = min(3, len(protocol["candidates"]))
+    pool = budget_bytes(shape, cell["context"] + steps, cell["sessions"], protocol["page_tokens"])
+    needed = arms * pool + weight_bytes + HEADROOM_BYTES
+    available = machine.available_memory_bytes()
     if needed <= available:
         return None
     return (
-        f"{cell['sessions']} sessions of {cell['context']} positions need {needed / 2**30:.1f} GiB of "
-        f"memory, {available / 2**30:.1f} GiB are available"
+        f"{arms} arms with {cell['sessions']} sessions of {cell['context']} positions need "
+        f"{needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB are available"
     )
 
 
@@ -244,11 +247,11 @@ class Plan:
         """The plan of a run on this machine, as much memory as it has now."""
         shape, weight_bytes = shape_of_file(stage.gguf), stage.gguf.stat().st_size
         skipped = {
-            gates.cell_name(cell): reason
+            cell_name(cell): reason
             for cell in stage.cells()
             if (reason := too_large(stage.protocol, shape, weight_bytes, cell)) is not None
         }
-        held = [cell for cell in stage.cells() if gates.cell_name(cell) not in skipped]
+        held = [cell for cell in stage.cells() if cell_name(cell) not in skipped]
         needed = contexts(stage.protocol, held)
         tokenizer = Tokenizer(read_gguf(stage.gguf))
         texts = [
@@ -262,7 +265,7 @@ class Plan:
 
     def held(self, cells: list[Cell]) -> list[Cell]:
         """Those of the cells that this machine can hold."""
-        return [cell for cell in cells if gates.cell_name(cell) not in self.skipped]
+        return [cell for cell in cells if cell_name(cell) not in self.skipped]
 
     def folders(self, session: int) -> dict[int, Path]:
         """Context → folder of a session's snapshots, relative to the results; ascending."""

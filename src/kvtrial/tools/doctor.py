@@ -18,18 +18,18 @@ from typing import Any
 import psutil
 
 from kvtrial.contract import StaleBuild
-from kvtrial.decision import gates
 from kvtrial.engine.errors import ModelNotFetched
 from kvtrial.host import build, machine, paths
 from kvtrial.hot.kernels import lanes
 from kvtrial.measure import clock, probes
 from kvtrial.measure.exclusive import MachineHeld, exclusive
-from kvtrial.measure.stores import budget_bytes, shape_of
-from kvtrial.run import events, models, protocol
-from kvtrial.stages.workload import HEADROOM_BYTES
+from kvtrial.measure.stores import HEADROOM_BYTES, budget_bytes, shape_of
+from kvtrial.run import models, protocol
 
 #: Readings of the probes: two to three seconds, as long as a short arm of a block takes.
 READINGS = 20
+#: Moves of a probe from which intervals are noticeably wider.
+UNSTEADY = 0.15
 FSYNCS = 8
 FSYNC_BYTES = 64 * 1024
 #: No disk that keeps its word is quicker than this.
@@ -69,14 +69,6 @@ class Finding:
     shown: str
     state: State
     meaning: str
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What a short probe saw: ``readings`` in turn, two a moment; share of its time that was stolen."""
-
-    readings: Sequence[probes.Reading]
-    stolen_fraction: float | None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -134,17 +126,15 @@ def cores(logical: int, physical: int | None, usable: int) -> Finding:
     return Finding("cores", value, shown, state, meaning)
 
 
-def governor(name: str | None, limits: dict[str, Any]) -> Finding:
+def governor(name: str | None) -> Finding:
     """Who sets the clock."""
-    limit = f"{limits['spin_drift']:.0%}"
     if name is None:
         return Finding(
             "governor",
             None,
             "not visible",
             State.NOTE,
-            "who sets the clock can't be seen, as in most virtual machines; a probe beside each arm "
-            f"voids blocks in which it moved by more than {limit}",
+            "who sets the clock can't be seen, as in most virtual machines; it drops out of ratios",
         )
     if name == "performance":
         return Finding("governor", name, name, State.GOOD, "the clock is held up")
@@ -153,12 +143,12 @@ def governor(name: str | None, limits: dict[str, Any]) -> Finding:
         name,
         name,
         State.POOR,
-        f"the clock follows the load; blocks in which it moves by more than {limit} are void. For the "
-        "time of a run: sudo cpupower frequency-set -g performance",
+        "the clock follows the load: tokens/s differ from run to run, ratios hardly. For the time of a "
+        "run: sudo cpupower frequency-set -g performance",
     )
 
 
-def virtualised(hypervisor: bool | None, limits: dict[str, Any]) -> Finding:
+def virtualised(hypervisor: bool | None) -> Finding:
     """Whether others share the hardware; None where the CPU doesn't tell."""
     if hypervisor is None:
         said = "on a machine in a cloud neighbours take time and bandwidth: intervals are wider"
@@ -170,8 +160,7 @@ def virtualised(hypervisor: bool | None, limits: dict[str, Any]) -> Finding:
         True,
         "yes",
         State.NOTE,
-        "neighbours take time and bandwidth: noisy blocks are run again, up to "
-        f"{limits['max_trials']} times each, and intervals are wider",
+        "neighbours take time and bandwidth: most of it drops out of ratios, and intervals are wider",
     )
 
 
@@ -282,50 +271,29 @@ def load(average: float) -> Finding:
             average,
             f"{average:.2f}",
             State.POOR,
-            "something else runs, which slows arms and voids blocks: see `top`, and wait or stop it",
+            "something else runs, which widens intervals: see `top`, and wait or stop it",
         )
     return Finding("load", average, f"{average:.2f}", State.GOOD, "the machine is idle")
 
 
-def noise(seen: Noise, limits: dict[str, Any]) -> Finding:
-    """Whether blocks would be valid now, by the rule that judges them."""
-    rows = events.to_frame(_probe_rows(seen))
+def noise(readings: Sequence[probes.Reading]) -> Finding:
+    """How steady the machine is: what arms in rotation share drops out, so this voids nothing."""
+    spins = [reading.spin_ms for reading in readings]
+    rates = [reading.read_gb_per_s for reading in readings]
     value = {
-        "spin_move": gates.move(gates.readings(rows, "probe/spin_ms")),
-        "bandwidth_move": gates.move(gates.readings(rows, "probe/read_gb_per_s")),
-        "stolen_fraction": seen.stolen_fraction,
-        "read_gb_per_s": max(reading.read_gb_per_s for reading in seen.readings),
-        "fma_gflop_per_s": max(reading.fma_gflop_per_s for reading in seen.readings),
+        "spin_move": max(spins) / min(spins) - 1,
+        "bandwidth_move": max(rates) / min(rates) - 1,
+        "read_gb_per_s": max(rates),
+        "fma_gflop_per_s": max(reading.fma_gflop_per_s for reading in readings),
     }
     shown = (
         f"clock moved by {value['spin_move']:.1%}, bandwidth by {value['bandwidth_move']:.1%} (best "
         f"{value['read_gb_per_s']:.1f} GB/s)"
     )
-    if seen.stolen_fraction is not None:
-        shown += f", steal {seen.stolen_fraction:.1%}"
-    reason = gates.void_reason(rows, limits)
-    if reason is not None:
-        return Finding(
-            "noise",
-            value,
-            shown,
-            State.POOR,
-            f"a block like this would be void ({reason}): run when the machine is quieter",
-        )
-    return Finding("noise", value, shown, State.GOOD, "a block like this would be valid")
-
-
-def _probe_rows(seen: Noise) -> list[dict[str, Any]]:
-    """The readings as a block has them: pairs of moments between arms, of which the better counts."""
-    rows = []
-    for i, reading in enumerate(seen.readings):
-        for metric in ("spin_ms", "read_gb_per_s"):
-            rows.append(
-                events.event(f"probe/{metric}", place=i // 2, value=getattr(reading, metric))
-            )
-    if seen.stolen_fraction is not None:
-        rows.append(events.event("probe/stolen_fraction", value=seen.stolen_fraction))
-    return rows
+    if value["spin_move"] > UNSTEADY or value["bandwidth_move"] > UNSTEADY:
+        meaning = "others use this machine: a trial works, with wider intervals and more blocks"
+        return Finding("noise", value, shown, State.NOTE, meaning)
+    return Finding("noise", value, shown, State.GOOD, "the machine is steady")
 
 
 def _gb(n_bytes: float) -> str:
@@ -345,14 +313,13 @@ def examine(model: str) -> list[Finding]:
         The configuration asks for something that is not there.
     """
     registered = protocol.load(paths.config_file("protocol.yaml"))
-    limits = registered["gates"]
     record, tools, built = machine.record(), build.toolchain(), build.facts()
     needs_memory, needs_disk, what = _needs(model, registered)
     return [
         instruction_set(record["architecture"], build.cpu_features(), lanes()),
         cores(record["logical_cpus"], record["physical_cpus"], machine.usable_cpus()),
-        governor(record["governor"], limits),
-        virtualised(record["hypervisor"], limits),
+        governor(record["governor"]),
+        virtualised(record["hypervisor"]),
         c_compiler(tools["c_compiler"]),
         rustc(tools["rustc"], built.get("rust_missing", "")),
         clang(tools["clang"], built.get("clang_missing", "")),
@@ -360,7 +327,7 @@ def examine(model: str) -> list[Finding]:
         memory(machine.available_memory_bytes(), needs_memory, what),
         _disk(needs_disk),
         load(probes.load()),
-        _noise(limits),
+        _noise(),
     ]
 
 
@@ -463,17 +430,15 @@ def _file_system(folder: Path) -> str:
     return mounts[max(mounts, key=lambda mount: len(mount.parts))] if mounts else ""
 
 
-def _noise(limits: dict[str, Any]) -> Finding:
+def _noise() -> Finding:
     """A short probe, unless somebody measures: it would disturb that, and be disturbed."""
     try:
         with exclusive("kvtrial doctor", wait=False):
             probe = probes.Probes(1)
-            cpus = probes.CpuMeter(1)
             readings = [probe.measure() for _ in range(READINGS)]
-            seen = Noise(readings, cpus.stolen_fraction())
             probe.close()
     except MachineHeld as held:
         return Finding(
             "noise", None, "not probed", State.NOTE, f"{held}; ask again when it is free"
         )
-    return noise(seen, limits)
+    return noise(readings)

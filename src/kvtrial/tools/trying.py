@@ -1,7 +1,7 @@
 """``kvtrial try NAME``: a first look at a candidate that somebody is working on.
 
-Conformance, one attention region and the decode at the primary context, paired with the adopted
-store by the stages' own functions and judged by the trial's own gates and intervals. It decides
+Conformance, one attention region and the decode at the primary context, in rotation with the adopted
+store by the stages' own functions, with the trial's own intervals. It decides
 nothing: one cell against one store is not a trial. Nothing is left behind but the snapshot of the
 filled context, which runs share.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -21,26 +22,27 @@ import pandas as pd
 from kvtrial import candidates
 from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
-from kvtrial.decision import gates, labels
+from kvtrial.decision import labels, output, validity
 from kvtrial.decision.contrasts import Measured, contrast, digits
 from kvtrial.host import build, machine, paths, selection
 from kvtrial.host.files import write_text
 from kvtrial.measure import shapes
 from kvtrial.measure.exclusive import exclusive
+from kvtrial.measure.plan import SamplingPlan
 from kvtrial.measure.stores import shape_of
 from kvtrial.run import corpus, events, models, protocol
 from kvtrial.run.layout import ConfigError
 from kvtrial.stages import conformance as suite
 from kvtrial.stages import m1, m2
 from kvtrial.stages import workload as snapshots
-from kvtrial.stages.common import Block, Stage, blocks, run_blocks
+from kvtrial.stages.common import Block, CellRun, Stage, run_cells
 from kvtrial.stages.progress import Progress
 
-#: What the decodes may take; with conformance, prefill and attention about five minutes.
-DECODE_S = 200.0
-FEWEST_BLOCKS = 4
+#: Blocks of the decode: first, and at most, by their spread; and what they are to reach, of the log ratio.
+FIRST_BLOCKS, MOST_BLOCKS, HALF_WIDTH = 6, 16, 0.02
+FEWEST_BLOCKS = 2
 #: What a block is taken to need before one was seen.
-FIRST_BLOCK_S = 20.0
+BLOCK_S, ATTENTION_S = 5.0, 5.0
 ATTENTION_BLOCKS = 3
 CONFORMANCE_TIMEOUT_S = 600.0
 NOTE = "nothing is adopted from this: `make verdict` measures every context and decides"
@@ -58,7 +60,7 @@ def measure(
     context: int | None = None,
     count: int | None = None,
 ) -> dict[str, Any]:
-    """Try a candidate; about five minutes at the registered context.
+    """Try a candidate; about a minute and a half at the registered context.
 
     Parameters
     ----------
@@ -71,8 +73,7 @@ def measure(
     context : int, optional
         Filled positions; by default those of the primary cell.
     count : int, optional
-        Blocks of the decode; by default as many as the primary cell has, fewer where they would
-        take longer than `DECODE_S`.
+        Blocks of the decode; by default as many as make the interval as narrow as `HALF_WIDTH`.
 
     Returns
     -------
@@ -94,9 +95,8 @@ def measure(
     primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
     cell = {**primary, "sessions": 1, "threads": 1, "context": context or primary["context"]}
     gguf = models.path_of(model)
-    fewest = registered["decision"]["min_blocks"]
-    if count is not None and count < fewest:
-        raise ConfigError(f"{count} blocks give no interval; give {fewest} or more")
+    if count is not None and count < FEWEST_BLOCKS:
+        raise ConfigError(f"{count} blocks give no interval; give {FEWEST_BLOCKS} or more")
     loaded = models.load_model(gguf)
     ids = corpus.session_tokens(loaded.tokenizer, cell["context"], 0)
     if why := snapshots.too_large(registered, shape_of(loaded), gguf.stat().st_size, cell):
@@ -113,17 +113,19 @@ def measure(
                 **registered,
                 "candidates": [against, name],
                 "cells": [cell],
+                "decision": {**registered["decision"], "reference": against},
                 "m1": {**registered["m1"], "blocks": ATTENTION_BLOCKS, "shapes": []},
             },
         )
         conformance = _conformance(stage, name)
         if conformance["crash"]:  # it would take the timing down too, or never end it
-            found = _untimed(conformance["crash"], (name, against), registered)
+            found = _untimed(conformance["crash"], (name, against))
         else:
             _fill(stage, cell, loaded, ids)
             _attention(stage, cell)
-            _decode(dataclasses.replace(stage, name="m2"), cell, count)
-            found = _results(stage, cell, name, against)
+            plan = sampling(registered, name, against, count)
+            _decode(dataclasses.replace(stage, name="m2"), cell, plan)
+            found = _results(stage, cell, name, against, plan)
     return {
         "candidate": name,
         "against": against,
@@ -215,54 +217,39 @@ def _fill(stage: Stage, cell: dict[str, Any], model: Any, ids: list[int]) -> Non
 def _attention(stage: Stage, cell: dict[str, Any]) -> None:
     """One attention region, interleaved, as in stage m1."""
     _say("2 of 3: attention alone")
-    planned = m1.planned_blocks(stage, [cell], stage.protocol["candidates"])
-    with (
-        stage.attempt() as attempt,
-        Progress("attention", {block.name: 1.0 for block in planned}) as progress,
-    ):
-        run_blocks(
-            stage,
-            attempt,
-            m1.MODULE,
-            planned,
-            lambda block: m1.block_spec(stage, block),
-            progress,
-            gated=True,
-        )
-
-
-def _decode(stage: Stage, cell: dict[str, Any], count: int | None) -> None:
-    """Whole decodes, paired by block, as in stage m2; the first says how many there is time for."""
-    names, seed = stage.protocol["candidates"], stage.protocol["decision"]["bootstrap_seed"]
-    planned = blocks(cell, count or cell["blocks"], names, seed)
     with stage.attempt() as attempt:
-
-        def run(wanted: list[Block], seconds: float) -> None:
-            with Progress("decode", {b.name: seconds for b in wanted}, in_seconds=True) as progress:
-                run_blocks(
-                    stage,
-                    attempt,
-                    m2.MODULE,
-                    wanted,
-                    lambda block: m2.block_spec(stage, block),
-                    progress,
-                    gated=True,
-                )
-
-        _say("3 of 3: decoding, a first block to see how long one takes")
-        run(planned[:1], FIRST_BLOCK_S)
-        rows = attempt.unit(f"{planned[0].name}-trial0")
-        seconds = next(row["value"] for row in rows if row["metric"] == "block/taken_s")
-        if count is None:
-            planned = planned[: affordable(seconds, len(planned))]
-        run(planned[1:], seconds)
+        runs = m1.cell_runs(stage, attempt, [cell], stage.protocol["candidates"])
+        _run(runs, "attention", ATTENTION_S)
 
 
-def affordable(seconds: float, most: int) -> int:
-    """Blocks of so many seconds that fit into `DECODE_S`: whole mirrored pairs, `FEWEST_BLOCKS` at
-    least."""
-    pairs = int(DECODE_S / seconds) // 2
-    return max(min(FEWEST_BLOCKS, most), min(2 * pairs, most))
+def _decode(stage: Stage, cell: dict[str, Any], plan: SamplingPlan) -> None:
+    """Whole decodes in rotation, as in stage m2; the spread of the first blocks says how many there are."""
+    _say("3 of 3: decoding")
+    with stage.attempt() as attempt:
+        work = m2.work(stage, stage.protocol["candidates"])
+        _run([CellRun(stage, attempt, work, cell, plan)], "decode", BLOCK_S)
+
+
+def _run(runs: list[CellRun], title: str, seconds: float) -> None:
+    """Run cells to their ends; a cell that is given up leaves too few blocks, which is then said."""
+    planned = [Block(run.cell, number).name for run in runs for number in range(run.plan.first)]
+    with Progress(title, dict.fromkeys(planned, seconds), in_seconds=True) as progress:
+        if (ended := run_cells(runs, progress)) is not None:
+            progress.say(ended[1].reason)
+
+
+def sampling(
+    registered: dict[str, Any], name: str, against: str, count: int | None
+) -> SamplingPlan:
+    """Blocks of a try: ``count``, or as many as make the interval as narrow as `HALF_WIDTH`."""
+    return SamplingPlan(
+        first=count or FIRST_BLOCKS,
+        most=count or MOST_BLOCKS,
+        half_width=HALF_WIDTH,
+        pairs=((name, against),),
+        confidence=registered["decision"]["confidence"],
+        most_void=registered["void"]["most"],
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -274,27 +261,38 @@ _RATES = ("tokens_per_s", "step_ms_p50", "step_ms_p95")
 _FRACTIONS = ("unique_gb_per_s", "ceiling_fraction")
 
 
-def _results(stage: Stage, cell: dict[str, Any], name: str, against: str) -> dict[str, Any]:
+def _results(
+    stage: Stage, cell: dict[str, Any], name: str, against: str, plan: SamplingPlan
+) -> dict[str, Any]:
     table, registered = events.read_run(stage.run_dir), stage.protocol
-    judged = gates.judge(table, registered)
+    judged = validity.judge(table, registered)
     rows = judged.valid_rows
     measured = Measured(rows, registered, stage.profile, stage.usable_cpus)
+    logs = [
+        log
+        for _, block in sorted(measured.blocks(cell).items())
+        if (log := block.log_speed(name, against)) is not None
+    ]
     decode = contrast(
-        measured.tokens_per_s(cell, name), measured.tokens_per_s(cell, against), registered
+        {n: math.exp(log) for n, log in enumerate(logs)}, dict.fromkeys(range(len(logs)), 1.0), plan
     )
     shape = shapes.name_of(stage.workload["shape"])
     times = {
         arm: measured.attention_ms(cell, arm, shape) if shape in measured.shapes else {}
         for arm in (name, against)
     }
-    attention = contrast(times[against], times[name], registered)
+    alone = SamplingPlan.fixed(registered, registered["m1"]["blocks"])
+    attention = contrast(times[against], times[name], alone)
     described = {arm: measured.arm(cell, arm) or {} for arm in (name, against)}
     failed = table[table["metric"] == "failed"].drop_duplicates(["candidate", "text"])
+    wrong = output.reasons(table)
     return {
         "decode": {
             **decode,
             "arms": {arm: {key: row.get(key) for key in _RATES} for arm, row in described.items()},
-            "same_tokens": _same_tokens(rows, name, against),
+            "agreement": {
+                key: described[name].get(f"logits_{key}") for key in ("kld", "top1", "shift")
+            },
         },
         "attention": {
             **attention,
@@ -303,19 +301,20 @@ def _results(stage: Stage, cell: dict[str, Any], name: str, against: str) -> dic
                 for arm in (name, against)
             },
         },
-        "failed": [f"{row.candidate}: {row.text}" for row in failed.itertuples()],
+        "failed": [f"{row.candidate}: {row.text}" for row in failed.itertuples()]
+        + [f"{arm}: {text}" for arm, texts in wrong.items() for text in texts],
         "void_blocks": sum(c["void"] for cells in judged.summary.values() for c in cells.values()),
     }
 
 
-def _untimed(why: str, arms: tuple[str, str], registered: dict[str, Any]) -> dict[str, Any]:
+def _untimed(why: str, arms: tuple[str, str]) -> dict[str, Any]:
     """The same without any measurement."""
-    nothing = {**contrast({}, {}, registered), "problem": f"it was not timed: {why}"}
+    nothing = {"ratio": None, "ci95": None, "n_blocks": 0, "problem": f"it was not timed: {why}"}
     return {
         "decode": {
             **nothing,
             "arms": {arm: dict.fromkeys(_RATES) for arm in arms},
-            "same_tokens": None,
+            "agreement": dict.fromkeys(("kld", "top1", "shift")),
         },
         "attention": {**nothing, "arms": {arm: dict.fromkeys(_FRACTIONS) for arm in arms}},
         "failed": [],
@@ -327,14 +326,6 @@ def _over_blocks(rows: pd.DataFrame, name: str, metric: str) -> float | None:
     """Median over blocks of each block's median."""
     own = rows[(rows["candidate"] == name) & (rows["metric"] == metric)]
     return digits(float(own.groupby("block")["value"].median().median())) if len(own) else None
-
-
-def _same_tokens(rows: pd.DataFrame, name: str, against: str) -> bool | None:
-    """Whether both gave the same greedy tokens in every block; None where one gave none."""
-    hashes = rows[rows["metric"] == "output_sha256"].groupby("candidate")["text"].agg(set)
-    if name not in hashes or against not in hashes:
-        return None
-    return bool(hashes[name] == hashes[against])
 
 
 def reading(decode: dict[str, Any], adopt_at: float) -> str:
@@ -388,12 +379,13 @@ def render(document: dict[str, Any]) -> Any:
     for what, found in (("decode", decode), ("attention", attention)):
         parts.append(Text(f"{what}: {_ratio(found)}"))
     parts.append(Text(reading(decode, document["adopt_at"]), "bold"))
-    if decode["same_tokens"] is False:
+    if (kld := decode["agreement"]["kld"]) is not None:
+        top1 = decode["agreement"]["top1"]
         parts.append(
-            Text(f"its greedy tokens are not {against}'s; the parity stage judges by the margins")
+            Text(f"beside {against}'s logits: KLD {kld:.2g}, top token equal in {top1:.0%}")
         )
     if document["void_blocks"]:
-        parts.append(Text(f"{document['void_blocks']} blocks were void by their probes"))
+        parts.append(Text(f"{document['void_blocks']} runs of blocks were void and repeated"))
     parts.append(Text(document["note"]))
     return Group(*parts)
 

@@ -4,7 +4,8 @@ and the model computes what they restore.
 ``python -m kvtrial.measure.cold.restore SPEC.json OUT.json`` with SPEC:
 
 ==============  ====================================================================================
-candidates      "Z1", "Z2", "plain" and "recompute", in the order of this block
+candidates      of "Z1", "Z2", "plain" and "recompute"
+order           those of this block, in their order
 folder          an empty folder on the disk to be measured
 snapshot        folder of a filled context
 store           name of the hot store whose pages travel
@@ -64,7 +65,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
         for session in (source, target):  # the target too: its pages are touched from here on
             fill(session, snapshot, spec["prefix_tokens"])
         target.close()
-        for place, name in enumerate(spec["candidates"]):
+        for place, name in enumerate(n for n in spec["order"] if n in spec["candidates"]):
             note(name)
             folder = Path(spec["folder"]) / name
             columns = {"candidate": name, "place": place}

@@ -30,16 +30,16 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
 
 
 def _arm(arm: str, snapshot: Snapshot, spec: Spec, columns: dict[str, Any]) -> list[Row]:
-    warmup, steps = spec["warmup_steps"], spec["warmup_steps"] + spec["decode_steps"]
+    warmup = spec["rotation"]["warmup_rounds"]
+    steps = warmup + spec["rounds"]
     room = snapshot.tokens + steps
     times: list[int] = []
     with llama.opened(spec["gguf"], arm, room, spec["threads"]) as context:
         context.fill(snapshot.k, snapshot.v)
-        token = snapshot.next_id
         with no_collection():
-            for index in range(steps):
+            for index, token in enumerate(snapshot.forced[:steps].tolist()):
                 start = clock.now_ns()
-                token = int(context.eval([token]).argmax())
+                context.eval([token]).argmax()  # a step picks its token, and is fed the text's
                 stop = clock.now_ns()
                 times.append(clock.elapsed_ns(start, stop, f"decode step {index}"))
     return [
