@@ -197,6 +197,28 @@ def test_sessions_share_no_part_of_the_text(tmp_path):
         corpus.session_tokens(tokenizer, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("context", "count", "tokens"), [(512, 4, 256), (16384, 4, 256), (64, 1, 7)]
+)
+def test_places_are_apart_and_share_nothing_with_the_context(tmp_path, context, count, tokens):
+    tokenizer = Tokenizer(read_gguf(models.fetch("tiny-llama", tmp_path / "x.gguf")))
+    ids = tokenizer.encode(corpus.load_text())
+    places = corpus.places(tokenizer, context, count, tokens)
+    assert places[0] == ids[context : context + tokens], "the first goes on where the context ends"
+    assert places[-1] == (ids[-tokens:] if count > 1 else places[0])
+    text = bytes(i % 251 for i in ids)  # where a place of so many tokens lies, which is unique
+    starts = [text.index(bytes(i % 251 for i in part), context) for part in places]
+    assert all(b - a >= tokens for a, b in itertools.pairwise(starts))
+
+
+def test_a_text_too_short_for_the_places_names_both_numbers(tmp_path):
+    tokenizer = Tokenizer(read_gguf(models.fetch("tiny-llama", tmp_path / "x.gguf")))
+    n = len(tokenizer.encode(corpus.load_text()))
+    assert len(corpus.places(tokenizer, n - 4 * 16, 4, 16)) == 4
+    with pytest.raises(WorkloadError, match=f"need {n + 1} tokens; the workload text has {n};"):
+        corpus.places(tokenizer, n - 4 * 16 + 1, 4, 16)
+
+
 def test_another_text_is_refused(tmp_path):
     (tmp_path / "text.txt").write_text("not the registered one")
     with pytest.raises(WorkloadError, match="registered"):
