@@ -18,7 +18,7 @@ CHAIN = {
     "control",
     "workload",
     "conformance",
-    "fp16_parity",
+    "parity",
     "m1",
     "m2",
 }
@@ -66,7 +66,7 @@ def test_the_build_alone_needs_nothing_else(snakemake):
 
 
 def test_measuring_stages_take_the_machine_and_never_retry():
-    measuring = {"estimate", "workload", "fp16_parity", "m1", "m2", "aa", "direct_write"}
+    measuring = {"estimate", "workload", "parity", "m1", "m2", "aa", "direct_write"}
     measuring |= {"cold_tier", "conformance", "control", "peers"}
     for path in (ROOT / "workflow" / "rules").glob("*.smk"):
         text = path.read_text(encoding="utf-8")

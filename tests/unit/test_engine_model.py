@@ -19,7 +19,7 @@ from kvtrial.engine.errors import (
     UnsupportedArchitecture,
 )
 from kvtrial.engine.gguf import GgufFile, GgufTensor, TensorKind, read_gguf
-from kvtrial.engine.transformer import Model, greedy
+from kvtrial.engine.transformer import LOGITS_ROWS, Model, greedy
 
 DATA = Path(__file__).parent.parent / "data"
 TINY = ("llama-tiny-q4_1", "qwen2-tiny-q8_0")
@@ -66,6 +66,22 @@ def test_logits_are_the_peers(tiny):
         row = np.array(row)
         assert np.abs(logits[int(position)] - row).max() <= 1e-4 * np.abs(row).max()
     assert logits.argmax(axis=1).tolist() == expected["argmax"]
+
+
+def test_a_prefill_gives_the_logits_of_all_positions_in_pieces(tiny):
+    """Rows are the peers' (`test_logits_are_the_peers`); no piece holds more than `LOGITS_ROWS`."""
+    model, expected = tiny
+    ids = (expected["ids"] * 3)[: LOGITS_ROWS + 36]
+    whole = model.logits(ids)
+    for chunk in (512, 80):
+        pieces = []
+        session = model.open_store("any", tokens=len(ids)).open_session()
+        last = model.prefill(session, ids, chunk, activations="fp32", each=pieces.append)
+        sizes = [len(piece) for piece in pieces]
+        assert sizes == ([64, 36] if chunk == 512 else [64, 16, 20])
+        rows = np.concatenate(pieces)
+        np.testing.assert_allclose(rows, whole, atol=1e-5 * np.abs(whole).max())
+        assert np.array_equal(last, rows[-1])
 
 
 def test_quantised_activations_stay_close(tiny):

@@ -13,7 +13,7 @@ from kvtrial.stages import estimate, m1, workload
 from kvtrial.stages.estimate import STAGE_S, Curve, Speed
 
 SHAPE = {"layers": 30, "q_heads": 9, "kv_heads": 3, "head_dim": 64}
-ONCE = {"start_s": 1.5, "load_s": 0.5, "probe_s": 0.25, "prompt_s": 0.1, "exact_step_s": 0.02}
+ONCE = {"start_s": 1.5, "load_s": 0.5, "probe_s": 0.25, "prompt_s": 0.1}
 
 
 def speed(names: tuple[str, ...] = ("K0", "K1", "C0")) -> Speed:
@@ -80,15 +80,16 @@ def test_the_stages_are_their_blocks_and_the_void_ones() -> None:
     assert set(per_block["m1"]) == {
         f"{c}x1x1-{shape}" for c in (512, 4096, 16384) for shape in ("9q3kv", "14q2kv")
     }
-    found = estimate.stage_seconds(speed(), protocol, cells, per_block, prompts=24, jobs=2)
+    found = estimate.stage_seconds(speed(), protocol, cells, per_block, trained=8192, jobs=2)
     m2 = sum(n * per_block["m2"][f"{c}x1x1"] for c, n in ((4096, 15), (512, 6), (16384, 6)))
     assert found["m2"] == pytest.approx(STAGE_S + m2 / 0.9)
     assert found["aa"] == pytest.approx(STAGE_S + 12 * both / 0.9)
     assert found["direct_write"] == pytest.approx(
         STAGE_S + 6 * per_block["direct_write"]["512x1x1"] / 0.9
     )
-    prompt = 0.1 + 63 * 0.02
-    assert found["fp16_parity"] == pytest.approx(STAGE_S + 6 * start + 24 * 2 * prompt)
+    # K0 is compared over one chunk of 16 positions, K1 fed with four as the others would be.
+    chunks = sum(2 + (16 + 64 / 2) * 1e-6 * c + 80 * 0.1 / 64 for c in (512, 4096, 16384))
+    assert found["parity"] == pytest.approx(STAGE_S + 4 * start + 24 * 2 * 0.1 + chunks)
     # Four go through the suite: the control too, and K3 might run there.
     assert found["conformance"] == pytest.approx(STAGE_S + estimate.CONFORMANCE_S * 3 * 4 / 2)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import rel_entr, softmax
 
 from kvtrial.candidates import candidates
 from kvtrial.contract import Capability, Profile
@@ -68,7 +69,7 @@ def run(tmp_path_factory, _own_lock):
     gguf = models.fetch("tiny-llama", results / "models" / "tiny-llama.gguf")
     registered = copy.deepcopy(protocol.load(ROOT / "config" / "protocol-smoke.yaml"))
     registered["decision"] |= {"challengers": ARMS[-1:], "incumbents": ["K1"], "profiles": ["K2"]}
-    registered["parity"]["baseline"] = BASELINE
+    registered["parity"] |= {"baseline": BASELINE, "slow": ["K0", "A2"]}
     registered["aa"]["blocks"] = 2
     # No spread of two noisy blocks is so small: the cell gets all the blocks that it may.
     registered["decision"]["precision"] = {"from": "K1", "to": "A2", "half_width": 1e-9}
@@ -255,7 +256,7 @@ def test_the_estimate_asks_every_arm_and_prefills_only_what_is_missing(
     for name, own in contexts.items():
         for metric in ("arm_s", "step_s", "attention_s"):
             assert {(f"calibrate/{metric}", name, context) for context in own} <= found
-    once = {"start_s", "load_s", "probe_s", "prompt_s", "exact_step_s"}
+    once = {"start_s", "load_s", "probe_s", "prompt_s"}
     assert {(f"calibrate/{metric}", None, None) for metric in once} <= found
     assert all(r["value"] > 0 for r in (*rows, *others))
     prefills = {("calibrate/prefill_s", None, 0), ("calibrate/prefill_s", None, 48)}
@@ -475,36 +476,132 @@ def test_m1_measures_the_cells_of_one_session(run, arguments):
     assert (rows.query("metric == 'm1/output_error'")["value"] <= 1).all()
 
 
-def test_parity_of_the_baseline_with_itself_and_with_others(run, arguments):
+def test_parity_compares_every_arm_and_reduced_precision_over_more(run, arguments):
     assert parity_stage.main(arguments) == 0
-    rows = table(run, "fp16_parity")
-    steps = protocol.load(run / "protocol.json")["parity"]["steps_per_prompt"]
-    prompts = sorted(set(rows.query("metric == 'parity/token'")["block"]))
-    assert prompts == list(range(len(prompts))) and len(prompts) >= 8
-    tokens = rows.query("metric == 'parity/token'")
-    assert len(tokens) == len(ARMS) * len(prompts) * steps
-    assert (rows.query("metric == 'parity/margin'")["value"] >= 0).all()
+    rows = table(run, "parity")
+    assert rows.query("metric in ['failed', 'not_run']").empty
+    # Context 32 belongs to an extra cell, which decides nothing.
+    assert set(rows["context"]) - {0} == {48}
     difference = rows.query("metric == 'parity/max_abs_logit_difference'")
-    assert BASELINE not in set(difference["candidate"])
+    found = difference.groupby(["context", "candidate"])["index"].agg(["min", "max", "size"])
+    assert set(difference.query("context == 0")["candidate"]) == set(ARMS) - {BASELINE}
+    assert set(difference.query("context == 48")["candidate"]) == set(ARMS) - {"K1"}
+    wanted = {(0, n): 24 for n in ARMS if n != BASELINE}
+    few = {"K0": 1, "A2": 1, "K2": 16, "K3": 4}  # the smoke protocol's chunks
+    wanted |= {(48, n): few[n] for n in ARMS if n != "K1"}
+    assert dict(found["size"]) == wanted
+    assert (found["min"] == 0).all() and dict(found["max"] + 1) == wanted
     largest = difference.groupby("candidate")["value"].max()
     assert all(largest[name] < 0.01 for name in FP32[1:])  # the protocol's tolerances
     assert largest[FP32[1:]].max() < largest["K2"] < 0.1
-    divergence = rows.query("metric == 'parity/kld'")["value"]
-    assert (divergence > -1e-9).all()
+    kld, worst = (rows.query(f"metric == 'quality/{m}'")["value"] for m in ("kld", "worst_kld"))
+    assert (kld > -1e-9).all() and (worst.to_numpy() >= kld.to_numpy()).all()
+    assert (rows.query("metric == 'parity/positions' and context == 48")["value"] == 16).all()
+    agrees = rows.query("metric == 'quality/top1_agrees' and context == 48")["value"]
+    assert agrees.between(0, 16).all() and agrees.mean() > 15
+
+
+def test_a_text_is_fed_after_the_context_and_chunks_are_of_their_text(run, model):
+    """Rows of two texts, each after the same filled context, by the plainest of decodes."""
+    (folder,) = folders(run, 48)
+    tokenizer = model.tokenizer
+    texts = corpus.places(tokenizer, 48, 2, 12)
+    spec = {
+        "gguf": str(run.parent / "models" / "tiny-llama.gguf"),
+        "snapshot": str(folder),
+        "texts": texts,
+        "reference": "K1",
+        "candidates": ["K1", "K2"],
+        "positions": {"K1": [0, 0], "K2": [12, 7]},
+        "chunk": 5,
+        "decode_steps": 3,
+        "decode": ["K2"],
+        "page_tokens": 16,
+        "threads": 1,
+    }
+    rows = parity.measure(spec, lambda name: None)
+    by = {(r["metric"], r["index"]): r["value"] for r in rows}
+    # Text 0 has chunks 0, 2 and 4, of 5, 5 and 2 positions; text 1 has 1 and 3, of 5 and 2.
+    sizes = {i: by["parity/positions", i] for i in range(5)}
+    assert sizes == {0: 5, 2: 5, 4: 2, 1: 5, 3: 2}
+    ids = json.loads((folder / "tokens.json").read_text())["ids"]
+    logits = {}
+    for name in ("K1", "K2"):
+        for text, part in enumerate(texts):
+            with opened(name, shape_of(model), tokens=64, page_tokens=16) as (_, (session,)):
+                fill(session, Snapshot.open(folder))
+                assert session.length(0) == len(ids)
+                decoder = model.decoder(activations="fp32")
+                logits[name, text] = np.stack(
+                    [decoder.step([session], [i])[0].copy() for i in part]
+                )
+    expected = {text: parity.compare(logits["K2", text], logits["K1", text]) for text in range(2)}
+    for index, (text, start, stop) in enumerate([(0, 0, 5), (1, 0, 5), (0, 5, 10), (1, 5, 7)]):
+        part = expected[text][start:stop]
+        # A KLD of some 1e-6 sums differences of FP32 logits of another order.
+        assert by["quality/kld", index] == pytest.approx(part[:, 1].mean(), rel=0.05)
+        assert by["quality/worst_kld", index] == pytest.approx(part[:, 1].max(), rel=0.05)
+        assert by["quality/top1_agrees", index] == part[:, 2].sum()
+        difference = by["parity/max_abs_logit_difference", index]
+        assert difference == pytest.approx(part[:, 0].max(), rel=0.05)
+    for step in range(3):
+        assert by["quality/decode_kld", step] == pytest.approx(expected[0][step, 1])
+
+
+def test_an_arm_that_raises_costs_its_own_rows(run, model, monkeypatch):
+    (folder,) = folders(run, 48)
+    real = parity.feed
+
+    def feed(model, name, *rest):
+        if name == "A2":
+            raise RuntimeError("no such luck")
+        real(model, name, *rest)
+
+    monkeypatch.setattr(parity, "feed", feed)
+    spec = {
+        "gguf": str(run.parent / "models" / "tiny-llama.gguf"),
+        "snapshot": str(folder),
+        "texts": [[5, 6, 7]],
+        "reference": "K1",
+        "candidates": ["A2", "K1", "K2"],
+        "positions": {"A2": [3], "K1": [3], "K2": [3]},
+        "chunk": None,
+        "decode_steps": 0,
+        "decode": [],
+        "page_tokens": 16,
+        "threads": 1,
+    }
+    rows = parity.measure(spec, lambda name: None)
+    failed = [r for r in rows if r["metric"] == "failed"]
+    assert [r["candidate"] for r in failed] == ["A2"] and "no such luck" in failed[0]["text"]
+    assert {r["candidate"] for r in rows} == {"A2", "K2"}
+    # Without the reference, which took the process down before, there is nothing to say.
+    assert parity.measure({**spec, "candidates": ["A2", "K2"]}, lambda name: None) == []
 
 
 def test_divergence_and_agreement_by_hand():
     ours = np.log(np.array([0.25, 0.25, 0.5], np.float32)) + np.float32(3)
     theirs = np.log(np.array([0.5, 0.25, 0.25], np.float32))
+    found = parity.compare(np.stack([ours, theirs]), np.stack([theirs, theirs]))
+    # 0.5 log 2 + 0.25 log 1 - 0.25 log 2; log 0.5 + 3 - log 0.25
+    np.testing.assert_allclose(found[0], [3 + math.log(2), 0.25 * math.log(2), 0.0], atol=1e-6)
+    assert found[1].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_a_small_divergence_keeps_its_digits_and_a_wild_logit_is_not_finite():
+    """Against scipy.special.rel_entr over float64 softmaxes, on logits as large as a model's."""
+    rng = np.random.default_rng(1)
+    theirs = (rng.standard_normal((4, 5000)) * 6).astype(np.float32)
+    ours = theirs + (rng.standard_normal((4, 5000)) * 1e-3).astype(np.float32)
+    p, q = (softmax(a.astype(np.float64), axis=1) for a in (theirs, ours))
     found = parity.compare(ours, theirs)
-    assert found["parity/kld"] == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2), abs=1e-6)
-    assert found["parity/max_abs_logit_difference"] == pytest.approx(3 + math.log(2), abs=1e-6)
-    assert found["parity/top1_agrees"] == 0.0
-    assert parity.compare(theirs, theirs) == {
-        "parity/kld": 0.0,
-        "parity/max_abs_logit_difference": 0.0,
-        "parity/top1_agrees": 1.0,
-    }
+    np.testing.assert_allclose(found[:, 1], rel_entr(p, q).sum(axis=1), rtol=1e-6)
+    assert (found[:, 1] < 1e-5).all()
+    for value in (np.nan, np.inf, -np.inf):
+        wild = ours.copy()
+        wild[2, 7] = value
+        assert np.isnan(parity.compare(wild, theirs)[2]).all()
+        assert np.isfinite(parity.compare(wild, theirs)[:2]).all()
 
 
 def test_direct_write_is_taken_and_changes_no_byte(run, arguments, model):

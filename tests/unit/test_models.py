@@ -197,17 +197,39 @@ def test_sessions_share_no_part_of_the_text(tmp_path):
         corpus.session_tokens(tokenizer, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("context", "count", "tokens"), [(512, 4, 256), (16384, 4, 256), (64, 1, 7)]
+)
+def test_places_are_apart_and_share_nothing_with_the_context(tmp_path, context, count, tokens):
+    tokenizer = Tokenizer(read_gguf(models.fetch("tiny-llama", tmp_path / "x.gguf")))
+    ids = tokenizer.encode(corpus.load_text())
+    places = corpus.places(tokenizer, context, count, tokens)
+    assert places[0] == ids[context : context + tokens], "the first goes on where the context ends"
+    assert places[-1] == (ids[-tokens:] if count > 1 else places[0])
+    text = bytes(i % 251 for i in ids)  # where a place of so many tokens lies, which is unique
+    starts = [text.index(bytes(i % 251 for i in part), context) for part in places]
+    assert all(b - a >= tokens for a, b in itertools.pairwise(starts))
+
+
+def test_a_text_too_short_for_the_places_names_both_numbers(tmp_path):
+    tokenizer = Tokenizer(read_gguf(models.fetch("tiny-llama", tmp_path / "x.gguf")))
+    n = len(tokenizer.encode(corpus.load_text()))
+    assert len(corpus.places(tokenizer, n - 4 * 16, 4, 16)) == 4
+    with pytest.raises(WorkloadError, match=f"need {n + 1} tokens; the workload text has {n};"):
+        corpus.places(tokenizer, n - 4 * 16 + 1, 4, 16)
+
+
 def test_another_text_is_refused(tmp_path):
     (tmp_path / "text.txt").write_text("not the registered one")
     with pytest.raises(WorkloadError, match="registered"):
         corpus.load_text(tmp_path / "text.txt")
 
 
-def test_the_parity_prompts_are_different_ascii_texts_with_steps_to_spare():
+def test_the_parity_prompts_are_different_ascii_texts_as_many_as_registered():
     prompts = yaml.safe_load((paths.config_dir() / "prompts.yaml").read_text())["prompts"]
     parity = yaml.safe_load((paths.config_dir() / "protocol.yaml").read_text())["parity"]
     assert len(set(prompts)) == len(prompts)
-    assert len(prompts) * parity["steps_per_prompt"] >= 2 * parity["min_steps"]
+    assert len(prompts) == parity["prompts"]
     assert all(isinstance(p, str) and p.isascii() and p.strip() for p in prompts)
 
 
@@ -215,7 +237,7 @@ def test_prompts_that_are_not_the_registered_ones_are_refused(tmp_path, monkeypa
     shutil.copy(paths.config_dir() / "prompts.yaml", tmp_path)
     registered = protocol.load(paths.config_dir() / "protocol.yaml")
     gguf = models.fetch("tiny-llama", tmp_path / "tiny-llama.gguf")
-    stage = Stage("fp16_parity", tmp_path, gguf, {}, "default", 1, registered)
+    stage = Stage("parity", tmp_path, gguf, {}, "default", 1, registered)
     monkeypatch.setattr(parity.paths, "config_file", lambda name: tmp_path / name)
     assert len(parity.prompts(stage)) == 24
     with (tmp_path / "prompts.yaml").open("a") as file:

@@ -31,8 +31,8 @@ def test_a_long_unit_says_its_share_at_most_every_few_seconds(
 def test_a_prefill_is_half_done_later_than_at_half_of_its_positions() -> None:
     assert share_done(0, 16384) == 0.0
     assert share_done(16384, 16384) == 1.0
-    # 8192 * (2048 + 8192) / (16384 * (2048 + 16384)) = 5/18
-    assert share_done(8192, 16384) == pytest.approx(5 / 18, rel=1e-12)
+    # 8192 * (4096 + 8192) / (16384 * (4096 + 16384)) = 3/10
+    assert share_done(8192, 16384) == pytest.approx(0.3, rel=1e-12)
 
 
 def test_an_estimate_is_corrected_by_what_blocks_took(

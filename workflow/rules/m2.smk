@@ -7,7 +7,7 @@ rule m2:
         gguf=GGUF,
         workload=RUN.workload,
         conformance=ancient(RUN.events("conformance")),
-        parity=ancient(RUN.events("fp16_parity")),
+        parity=ancient(RUN.events("parity")),
     output:
         events=RUN.events("m2"),
     log:

@@ -7,7 +7,7 @@ Read `verdict` first; it calls all others in this order:
 `validity`        which attempts and which blocks count
 `contrasts`       what was measured, by block, and the ratio of two arms with its interval
 `parity`          whose logits are the baseline's
-`quality`         what reduced precision costs
+`quality`         what reduced precision costs, with bounds
 `output`          whose timed output was right
 `eligibility`     who may win, and why not
 `language`        does a Rust arm replace Cython: ADOPT, KEEP or INCONCLUSIVE

@@ -1,9 +1,10 @@
-"""Greedy parity with the frozen baseline, judged from events alone.
+"""Parity with the frozen baseline, judged from events alone.
 
-The baseline (K0) picks the steps that count: on each prompt those before its own top-2 margin first
-falls under twice the tolerance that the candidate's profile declares. There a candidate must give K0's
-tokens, and every logit must stay within the tolerance while the two share a prefix. A first difference
-where K0's margin is below that limit is a tie: listed, not held against the candidate.
+All texts are teacher-forced, and every logit has to stay within the tolerance that the candidate's profile
+declares: of the baseline's (``parity.baseline``) on the prompt set, and at each filled context of the
+comparison's (``parity.comparison``). The baseline is compared with that one there too: those rows say
+whether the comparison is in parity. No token is judged: where two logits are nearly equal, the last bit of
+a sum picks one.
 """
 
 from __future__ import annotations
@@ -15,92 +16,103 @@ import pandas as pd
 
 from kvtrial.decision.contrasts import digits
 
+#: The column ``context`` of the prompt set's rows.
+PROMPTS = 0
+#: (candidate, context) → metric → index → value
+Tables = dict[tuple[str, int], dict[str, dict[int, float]]]
+
 
 def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
     """What verdict.json says under ``parity``."""
     rules = protocol["parity"]
-    rows = events[events["stage"] == "fp16_parity"]
-    baseline = rules["baseline"]
-    result: dict[str, Any] = {"baseline": baseline, "candidates": {}}
-    base = _tables(rows, baseline)
-    if base is None:
-        result["problem"] = f"no tokens of {baseline}; parity is not shown"
+    baseline, comparison = rules["baseline"], rules["comparison"]
+    tables = read(events)
     profiles = events[(events["stage"] == "run") & (events["metric"] == "candidate/profile")]
     profile_of = dict(zip(profiles["candidate"], profiles["text"]))
-    for name in protocol["candidates"]:
-        if name == baseline or name not in profile_of:
-            continue
-        tolerance = rules["logits_tolerance"][profile_of[name]]
-        own = _tables(rows, name)
-        if base is None or own is None:
-            result["candidates"][name] = {"reasons": ["parity: not shown"]}
-            continue
-        result["candidates"][name] = _compare(base, own, tolerance, rules["min_steps"])
-    return result
-
-
-#: metric → prompt → step → value
-_Tables = dict[str, dict[int, dict[int, float]]]
-
-
-def _tables(rows: pd.DataFrame, name: str) -> _Tables | None:
-    """The candidate's parity rows; None when it has no tokens."""
-    own = rows[(rows["candidate"] == name) & rows["metric"].str.startswith("parity/")]
-    tables: _Tables = {}
-    for metric, prompt, step, value in zip(own["metric"], own["block"], own["index"], own["value"]):
-        tables.setdefault(str(metric), {}).setdefault(int(prompt), {})[int(step)] = float(value)
-    return tables if "parity/token" in tables else None
-
-
-def _values(tables: _Tables, metric: str) -> list[float]:
-    return [v for steps in tables.get(metric, {}).values() for v in steps.values()]
-
-
-def _compare(base: _Tables, own: _Tables, tolerance: float, min_steps: int) -> dict[str, Any]:
-    counted = 0
-    whole_prompts = 0
-    ties: list[str] = []
-    mismatches: list[str] = []
-    for prompt, tokens in sorted(base["parity/token"].items()):
-        margins = base["parity/margin"][prompt]
-        # `not >=` rather than `<`: a NaN margin counts as small.
-        small = [s for s in tokens if not margins[s] >= 2 * tolerance]
-        counted += sum(not small or s < min(small) for s in tokens)
-        whole_prompts += not small
-        theirs = own["parity/token"].get(prompt)
-        if theirs is None:
-            mismatches.append(f"prompt {prompt}: not run")
-            continue
-        for step, expected in sorted(tokens.items()):
-            got = theirs.get(step, float("nan"))
-            if got == expected:
-                continue
-            where = (
-                f"prompt {prompt} step {step}: token {got:.0f} for {expected:.0f}, "
-                f"margin {margins[step]:.4g}"
+    left_out = skipped(events, protocol)
+    held = [context for context in contexts(protocol) if context not in left_out]
+    found = {
+        name: _of(tables, name, profile_of[name], held, rules)
+        for name in protocol["candidates"]
+        if name != baseline and name in profile_of
+    }
+    doubts = found.get(comparison, {"reasons": ["not run"]})["reasons"]
+    for name, one in found.items():
+        if name != comparison and held and doubts:
+            one["reasons"].append(
+                f"parity: not shown at the filled contexts: {comparison} is not in parity"
             )
-            (ties if margins[step] < 2 * tolerance else mismatches).append(where)
-            break  # past the first difference the two decode different texts
-    # np.max rather than max: a NaN among them stays.
-    largest = float(np.max(_values(own, "parity/max_abs_logit_difference") or [np.nan]))
-    reasons = [f"parity: {m}" for m in mismatches]
-    if not largest <= tolerance:
-        reasons.append(
-            f"parity: a logit differs by {largest:.4g}; declared tolerance {tolerance:g}"
+    return {
+        "baseline": baseline,
+        "comparison": comparison,
+        "contexts": held,
+        "skipped": {str(context): reason for context, reason in sorted(left_out.items())},
+        "candidates": found,
+    }
+
+
+def contexts(protocol: dict[str, Any]) -> list[int]:
+    """The filled contexts of the deciding cells, ascending."""
+    return sorted({cell["context"] for cell in protocol["cells"] if cell["role"] != "extra"})
+
+
+def read(events: pd.DataFrame) -> Tables:
+    """The stage's numbers."""
+    rows = events[events["stage"] == "parity"]
+    columns = [rows[name].tolist() for name in ("candidate", "context", "metric", "index", "value")]
+    tables: Tables = {}
+    for candidate, context, metric, index, value in zip(*columns):
+        tables.setdefault((candidate, context), {}).setdefault(metric, {})[index] = value
+    return tables
+
+
+def skipped(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[int, str]:
+    """Context → why the machine could not hold its deciding cell."""
+    own = events[(events["stage"] == "parity") & (events["metric"] == "cell/skipped")]
+    reasons = dict(zip(zip(own["context"], own["sessions"], own["threads"]), own["text"]))
+    deciding = [cell for cell in protocol["cells"] if cell["role"] != "extra"]
+    return {
+        cell["context"]: reasons[key]
+        for cell in deciding
+        if (key := (cell["context"], cell["sessions"], cell["threads"])) in reasons
+    }
+
+
+def _of(
+    tables: Tables, name: str, profile: str, contexts: list[int], rules: dict[str, Any]
+) -> dict[str, Any]:
+    tolerance = rules["logits_tolerance"][profile]
+    few = name == rules["comparison"] or name in rules["slow"]
+    wanted = {PROMPTS: rules["prompts"]}
+    wanted |= dict.fromkeys(contexts, rules["slow_chunks" if few else "chunks"])
+    reasons, by_context, overall = [], [], 0.0
+    for context, needed in wanted.items():
+        where = "the prompt set" if context == PROMPTS else f"context {context}"
+        # A difference has no sign: the baseline's rows say what the comparison's would.
+        pair = rules["baseline"] if name == rules["comparison"] and context != PROMPTS else name
+        at = tables.get((pair, context), {})
+        differences = at.get("parity/max_abs_logit_difference", {})
+        have = len(differences.keys() & set(range(needed)))
+        # np.max rather than max: a NaN among them stays.
+        largest = float(np.max([*differences.values()] or [np.nan]))
+        overall = float(np.maximum(overall, largest))  # a NaN stays
+        if have < needed:
+            reasons.append(f"parity: not shown at {where}: {have} of {needed} texts were compared")
+        elif not largest <= tolerance:
+            reasons.append(
+                f"parity: at {where} a logit differs by {largest:.4g}; declared tolerance {tolerance:g}"
+            )
+        by_context.append(
+            {
+                "context": context,
+                "texts": have,
+                "positions": int(sum(at.get("parity/positions", {}).values())),
+                "max_abs_logit_difference": digits(largest),
+            }
         )
-    if counted < min_steps:
-        reasons.append(f"parity: {counted} steps count; at least {min_steps} are needed")
-    summary: dict[str, Any] = {
+    return {
         "tolerance": tolerance,
-        "counted_steps": counted,
-        "whole_prompts": whole_prompts,
-        "ties": ties,
-        "mismatches": mismatches,
-        "max_abs_logit_difference": digits(largest),
+        "max_abs_logit_difference": digits(overall),
+        "by_context": by_context,
         "reasons": reasons,
     }
-    for metric, key in (("parity/kld", "mean_kld"), ("parity/top1_agrees", "top1_agreement")):
-        values = _values(own, metric)
-        if values:
-            summary[key] = digits(sum(values) / len(values))
-    return summary

@@ -28,6 +28,8 @@ from kvtrial.engine.weights import Weights, load_weights
 
 ACTIVATIONS = ("quantised", "fp32")
 CHUNK = 512
+#: Positions whose logits are made at a time where all are asked for.
+LOGITS_ROWS = 64
 # Tensors that some files of these architectures have beside those that are used here.
 _CHANGES_OUTPUT = re.compile(r"\.bias$|\.scale$|_norm\.weight$|^rope_")
 
@@ -160,6 +162,7 @@ class Model:
         progress: Callable[[int, int], None] | None = None,
         threads: int = 1,
         activations: str = "quantised",
+        each: Callable[[F32], None] | None = None,
     ) -> F32:
         """Append ``ids`` to the session by matrix products over many positions.
 
@@ -178,6 +181,9 @@ class Model:
         activations : {"quantised", "fp32"}
             As `decoder`'s: "quantised" multiplies Q8_0 and Q4_1 weights on integers, 32 activations a
             scale; "fp32" goes through BLAS in float32, and is slower.
+        each : callable, optional
+            Called with the logits (m, vocab) of the next m positions, m <= `LOGITS_ROWS`, in order, until
+            all n were given: no more of them are in memory at a time. An array is the callee's to keep.
 
         Returns
         -------
@@ -194,9 +200,15 @@ class Model:
         run = self._prefill(min(chunk, len(tokens)), threads, activations)
         for start in range(0, len(tokens), chunk):
             hidden = run.run(session, tokens[start : start + chunk])
+            if each is not None:
+                for first in range(0, len(hidden), LOGITS_ROWS):
+                    last = run.logits(hidden[first : first + LOGITS_ROWS])
+                    each(last)
             if progress is not None:
                 progress(min(start + chunk, len(tokens)), len(tokens))
-        logits: F32 = run.logits(hidden[-1:])[0]
+        if each is None:
+            last = run.logits(hidden[-1:])
+        logits: F32 = last[-1]
         return logits
 
     def decoder(
@@ -226,18 +238,15 @@ class Model:
         """
         tokens = self._checked_ids(ids)
         _check_activations(activations)
-        out = np.empty((len(tokens), self.config.vocab), np.float32)
+        rows: list[F32] = []
         with _opened(self, store, len(tokens), threads=1) as session:
             if activations == "fp32":
-                run = self._prefill(min(CHUNK, len(tokens)), 1, activations)
-                for start in range(0, len(tokens), CHUNK):
-                    part = tokens[start : start + CHUNK]
-                    out[start : start + len(part)] = run.logits(run.run(session, part))
+                self.prefill(session, tokens, activations=activations, each=rows.append)
             else:
                 decoder = self.decoder(activations=activations)
                 for i in range(len(tokens)):
-                    out[i] = decoder.step([session], tokens[i : i + 1])[0]
-        return out
+                    rows.append(decoder.step([session], tokens[i : i + 1]).copy())
+        return np.concatenate(rows)
 
     def generate(
         self,

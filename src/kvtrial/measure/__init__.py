@@ -38,11 +38,13 @@ probe/frequency_mhz           clock of the fastest CPU as the system says it
 env/<variable>                text: thread settings that the arm ran under
 env/blas_threads              threads of the largest BLAS pool in the process
 env/affinity                  text: CPUs that the process may use
-parity/token                  greedy token; block: prompt, index: step
-parity/margin                 difference of the two largest logits
-parity/max_abs_logit_difference  to the baseline's logits, while both share a prefix
-parity/kld                    Kullback-Leibler divergence from the baseline, nats, likewise
-parity/top1_agrees            1 where the likeliest token is the baseline's, likewise
+parity/positions              positions of a chunk; index: chunk, or prompt where context is 0
+parity/max_abs_logit_difference  from the reference's logits, the largest of the chunk
+quality/kld                   Kullback-Leibler divergence from the reference, nats, mean over the chunk
+quality/worst_kld             of its worst position
+quality/top1_agrees           positions of the chunk whose likeliest token is the reference's
+quality/decode_kld            divergence of one decoded step; index: step
+quality/decode_top1_agrees    1 where its likeliest token is the reference's
 direct/step_ms                one step; text: "append" or "direct"; index: step
 direct/identical              1 where logits and cache are bytewise the same both ways
 direct/bytes_not_copied       bytes a token that the direct way does not copy

@@ -53,7 +53,7 @@ def session_tokens(tokenizer: Tokenizer, context: int, session: int) -> list[int
         raise WorkloadError(
             f"context is {context}, session {session}; allowed: context from 1, session from 0"
         )
-    ids = tokenizer.encode(load_text())
+    ids = _ids(tokenizer)
     start, stop = session * context, (session + 1) * context + FORCED_TOKENS
     if stop > len(ids):
         raise WorkloadError(
@@ -62,3 +62,29 @@ def session_tokens(tokenizer: Tokenizer, context: int, session: int) -> list[int
             "config/protocol.yaml"
         )
     return ids[start:stop]
+
+
+def places(tokenizer: Tokenizer, context: int, count: int, tokens: int) -> list[list[int]]:
+    """``count`` parts of the text, each of so many tokens, that share none with what fills a context.
+
+    The first is what follows the context in the text; the others are spread evenly over the rest.
+
+    Raises
+    ------
+    WorkloadError
+        The text has fewer than context + count x tokens tokens.
+    """
+    ids = _ids(tokenizer)
+    needed = context + count * tokens
+    if needed > len(ids):
+        raise WorkloadError(
+            f"{count} places of {tokens} tokens after a context of {context} need {needed} tokens; the "
+            f"workload text has {len(ids)}; lower quality.chunks or the contexts in config/protocol.yaml"
+        )
+    room = len(ids) - tokens - context
+    starts = [context + room * place // max(count - 1, 1) for place in range(count)]
+    return [ids[start : start + tokens] for start in starts]
+
+
+def _ids(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(load_text())

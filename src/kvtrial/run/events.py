@@ -22,7 +22,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "binary_sha256": ("string", "hash of the compiled modules; empty where none was run"),
     "stage": (
         "string",
-        "run, conformance, fp16_parity, m1, m2, aa, control, direct_write, cold_tier",
+        "run, conformance, parity, m1, m2, aa, control, direct_write, cold_tier",
     ),
     "attempt": ("int64", "1 for the first; forcing a stage opens the next"),
     "block": ("int64", "replicate: one fresh process; -1 where a stage has none"),

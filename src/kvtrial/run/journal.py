@@ -100,7 +100,7 @@ class Journal:
     run_dir : Path
         ``results/<run_id>``.
     stage : str
-        ``m1``, ``m2``, ``fp16_parity``, …
+        ``m1``, ``m2``, ``parity``, …
     """
 
     def __init__(self, run_dir: Path, stage: str) -> None:

@@ -25,7 +25,7 @@ PROFILES = ("default", "full")
 STAGES = (
     "run",
     "conformance",
-    "fp16_parity",
+    "parity",
     "m1",
     "control",
     "direct_write",

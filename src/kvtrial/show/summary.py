@@ -181,11 +181,15 @@ def _cell(row: dict[str, Any]) -> str:
 SERIES = ("m2/step_ms", "m2/attention_ms", "m1/attention_ms", "direct/step_ms")
 #: How a metric of many values becomes one number, where that is not their median.
 _AS_ONE: dict[str, Callable[[Any], Any]] = {
-    "parity/kld": np.mean,
-    "parity/top1_agrees": np.mean,
+    "parity/positions": np.sum,
     "parity/max_abs_logit_difference": np.max,
+    "quality/kld": np.mean,
+    "quality/worst_kld": np.max,
+    "quality/top1_agrees": np.sum,
+    "quality/decode_kld": np.mean,
+    "quality/decode_top1_agrees": np.mean,
 }
-_MEANINGLESS_AS_ONE = ("parity/token", "conformance/outcome", "attempt/complete")
+_MEANINGLESS_AS_ONE = ("conformance/outcome", "attempt/complete")
 
 
 def arm_metrics(rows: pd.DataFrame, sessions: int) -> list[tuple[str, float, int]]:

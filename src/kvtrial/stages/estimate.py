@@ -21,6 +21,9 @@ from typing import Any
 from kvtrial import candidates
 from kvtrial.cold import KINDS
 from kvtrial.contract import Capability, Profile
+from kvtrial.decision.parity import contexts
+from kvtrial.engine.config import ModelConfig
+from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import CHUNK
 from kvtrial.host import machine
 from kvtrial.host.files import write_text
@@ -30,7 +33,7 @@ from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan, cell_name
 from kvtrial.run.protocol import entrants
-from kvtrial.stages import m1, workload
+from kvtrial.stages import m1, parity, workload
 from kvtrial.stages.common import Cell, Stage
 from kvtrial.stages.progress import duration
 
@@ -44,6 +47,13 @@ ORACLE_S = 5e-6
 CRASH_S, COLD_BLOCK_S = 1.0, 6.0
 #: and what follows the measurements.
 VERDICT_S = 10.0
+#: A prompt of the parity check, over a decoded step of the smallest context,
+PROMPT_STEPS = 10.0
+#: a position that is compared there, without its attention,
+POSITION_STEPS = 0.5
+#: and that attention in the causal block form, over the decode's; a scalar arm's is the decode's.
+BLOCK_FORM = 0.5
+ALONE = {"sessions": 1, "threads": 1}
 #: A step's part outside attention grows little with the sessions: weights are read once.
 BATCH_COST = 0.3
 #: Bytes of an element of K and its like of V: a block of Q8_0 has 34 for 32.
@@ -205,9 +215,13 @@ def stage_seconds(
     protocol: dict[str, Any],
     cells: list[Cell],
     per_block: dict[str, dict[str, float]],
+    trained: int,
     jobs: int,
 ) -> dict[str, float]:
-    """Stage → seconds; without ``workload`` and ``parity``. Nothing is taken to be void or extended."""
+    """Stage → seconds; without ``workload``. Nothing is taken to be void or extended.
+
+    ``trained`` is the model's trained length.
+    """
     m1_own = next(iter(per_block["m1"]), "").rpartition("-")[2]
 
     def m1_blocks(cell: str) -> int:
@@ -216,6 +230,7 @@ def stage_seconds(
 
     cold = protocol["cold"]
     each = {
+        "parity": _parity_s(speed, protocol, cells, trained),
         "m1": sum(m1_blocks(cell) * s for cell, s in per_block["m1"].items()),
         "m2": sum(
             SamplingPlan.of_cell(protocol, cell).first * per_block["m2"][cell_name(cell)]
@@ -232,6 +247,30 @@ def stage_seconds(
         / jobs,
     }
     return {stage: STAGE_S + s for stage, s in each.items()} | {"verdict": VERDICT_S}
+
+
+def _parity_s(speed: Speed, protocol: dict[str, Any], cells: list[Cell], trained: int) -> float:
+    """Seconds of the parity stage, but for its own start."""
+    rules = protocol["parity"]
+    names = [name for name in protocol["candidates"] if name in speed.names]
+    held = contexts({**protocol, "cells": cells})
+    # What a decoded step does beside attention, the same for all arms.
+    rest = min((speed.step_s(n, {**ALONE, "context": held[0]}) for n in names), default=0.0)
+    total = (1 + len(held)) * (speed.start_s + speed.load_s)
+    total += rules["prompts"] * len(names) * PROMPT_STEPS * rest
+    for context in held:
+        counts = {name: parity.chunks(protocol, name, context, trained) for name in names}
+        # The comparison is fed as much as whoever is compared over most.
+        counts |= {n: max(counts.values()) for n in names if n == rules["comparison"]}
+        for name, count in counts.items():
+            positions = count * protocol["quality"]["chunk_tokens"]
+            attention = (1.0 if name in rules["slow"] else BLOCK_FORM) * speed.of(
+                "attention_s", name
+            )(context)
+            total += speed.of("arm_s", name)(context) + positions * (
+                attention + POSITION_STEPS * rest
+            )
+    return total
 
 
 def chunk(plan: workload.Plan) -> int:
@@ -252,9 +291,9 @@ def calibrate(stage: Stage, plan: workload.Plan, missing: list[int]) -> Speed:
     """Measure every candidate that runs, at the contexts that it is going to have; one that does not
     run is left out."""
     cells = plan.held(stage.cells())
-    contexts = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
+    where = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
     if "control" in stage.protocol:
-        contexts[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
+        where[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
     prefill = {
         "store": workload.STORE,
         "activations": workload.ACTIVATIONS,
@@ -263,7 +302,7 @@ def calibrate(stage: Stage, plan: workload.Plan, missing: list[int]) -> Speed:
     spec = {
         "gguf": str(stage.gguf),
         "candidates": {
-            name: own for name, own in contexts.items() if candidates.get(name).not_built is None
+            name: own for name, own in where.items() if candidates.get(name).not_built is None
         },
         "page_tokens": stage.protocol["page_tokens"],
         "probes": stage.protocol["probes"],
@@ -293,10 +332,11 @@ def main(argv: list[str] | None = None) -> int:
         look_s = time.monotonic() - start
         speed = calibrate(stage, plan, missing)
     cells = plan.held(stage.cells())
+    trained = ModelConfig.from_gguf(read_gguf(stage.gguf)).context_length
     per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, plan.shape))
     seconds = {
         "workload": STAGE_S + look_s + workload_seconds(speed, plan, missing),
-        **stage_seconds(speed, stage.protocol, cells, per_block, args.jobs),
+        **stage_seconds(speed, stage.protocol, cells, per_block, trained, args.jobs),
     }
     said = ", ".join(f"{name} {duration(s)}" for name, s in seconds.items())
     print(

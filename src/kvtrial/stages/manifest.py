@@ -22,6 +22,8 @@ from packaging.requirements import Requirement
 
 from kvtrial import candidates
 from kvtrial.contract import Candidate
+from kvtrial.engine.config import ModelConfig
+from kvtrial.engine.gguf import read_gguf
 from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
 from kvtrial.measure import shapes
@@ -95,6 +97,7 @@ def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
         "model": manifest["model"]["name"],
         "machine": manifest["machine_class"],
         "shape": manifest["model"]["shape"],
+        "context_length": str(manifest["model"]["context_length"]),
         "synthetic": "true" if manifest["model"]["synthetic"] else "",
         "profile": manifest["profile"],
         "usable_cpus": str(manifest["usable_cpus"]),
@@ -142,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
             "sha256": begun["model"]["sha256"],
             "bytes": args.gguf.stat().st_size,
             "shape": shapes.name_of(workload.shape_of_file(args.gguf)),
+            "context_length": ModelConfig.from_gguf(read_gguf(args.gguf)).context_length,
             "synthetic": models.is_synthetic(args.model),
         },
         "candidates": {

@@ -1,28 +1,35 @@
-"""Stage ``fp16_parity``: every arm's greedy tokens and logits beside the baseline's, untimed.
+"""Stage ``parity``: every arm's logits beside the baseline's, and what reduced precision costs. Untimed.
 
 ``python -m kvtrial.stages.parity --run-dir DIR --gguf FILE``
 
-Reads ``manifest.json`` and ``protocol.json`` of the run; writes ``events/fp16_parity.parquet``, in
-which ``block`` is the prompt. Activations are FP32, so that their rounding amplifies nothing. The
-rows are facts; which steps count and who is in parity is `kvtrial.decision.parity`'s to say.
+Reads ``manifest.json``, ``protocol.json`` and ``workload.json`` of the run; writes
+``events/parity.parquet``. All texts are teacher-forced with FP32 activations, so that rounding of
+activations amplifies nothing. ``context`` 0 is the prompt set, where ``index`` is the prompt; at the
+filled contexts it is the chunk. The rows are facts; who is in parity and whose quality is shown is
+`kvtrial.decision.parity`'s and `kvtrial.decision.quality`'s to say.
 """
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import yaml
 
+from kvtrial.decision import quality
+from kvtrial.decision.parity import contexts
+from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
-from kvtrial.host import paths
-from kvtrial.run import protocol
+from kvtrial.host import machine, paths
+from kvtrial.run import corpus, protocol
 from kvtrial.stages.common import Stage, StageError, exit_tracked, run_arms
 from kvtrial.stages.progress import Progress
 
-#: They decode in lockstep, and are a unit of the journal.
-PROMPTS_A_PROCESS = 4
-COLUMNS = {"context": 0, "sessions": 1, "threads": 1}
+MODULE = "kvtrial.measure.parity"
+#: Decoded steps that take as long as a text at most: as many as a scalar arm's chunk has positions, or more.
+TEXT_STEPS = 16
+#: Its share of the time is about that of so many filled positions.
+_PROMPTS_WEIGHT = 4096.0
 
 
 def prompts(stage: Stage) -> list[list[int]]:
@@ -39,41 +46,93 @@ def prompts(stage: Stage) -> list[list[int]]:
     return [tokenizer.encode(text) for text in texts]
 
 
+def chunks(registered: dict[str, Any], name: str, context: int, trained: int) -> int:
+    """Chunks over which a candidate is compared with `parity.comparison` at a context."""
+    if name in registered["decision"]["profiles"]:
+        return quality.chunks(registered, context, trained)
+    rules = registered["parity"]
+    return int(rules["slow_chunks" if name in rules["slow"] else "chunks"])
+
+
+def positions(registered: dict[str, Any], count: int) -> list[int]:
+    """Positions of each place that so many chunks have, which lie in the places by turns."""
+    places, tokens = registered["quality"]["places"], registered["quality"]["chunk_tokens"]
+    return [tokens * len(range(place, count, places)) for place in range(places)]
+
+
+def prompts_spec(stage: Stage, arms: list[str]) -> dict[str, Any]:
+    """The prompt set, against the baseline: what `kvtrial.measure.parity` is told beside `common`."""
+    texts = prompts(stage)
+    return {
+        "snapshot": None,
+        "texts": texts,
+        "reference": stage.protocol["parity"]["baseline"],
+        "positions": {name: [len(ids) for ids in texts] for name in arms},
+        "chunk": None,
+        "decode_steps": 0,
+        "decode": [],
+    }
+
+
+def context_spec(
+    stage: Stage, tokenizer: Tokenizer, arms: list[str], context: int, trained: int
+) -> dict[str, Any]:
+    """A filled context, against the comparison, the baseline among the others."""
+    registered = stage.protocol
+    rules, decode = registered["quality"], registered["quality"]["decode"]
+    lengths = {
+        name: positions(registered, chunks(registered, name, context, trained)) for name in arms
+    }
+    longest = max(max(of_places) for of_places in lengths.values())
+    return {
+        "snapshot": stage.snapshots(context, 1)[0],
+        "texts": corpus.places(tokenizer, context, rules["places"], longest),
+        "reference": registered["parity"]["comparison"],
+        "positions": lengths,
+        "chunk": rules["chunk_tokens"],
+        "decode_steps": decode["steps"] if context == decode["context"] else 0,
+        "decode": [name for name in arms if name in registered["decision"]["profiles"]],
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line of the stage."""
-    stage = Stage.from_command_line("fp16_parity", __doc__, argv)
+    stage = Stage.from_command_line("parity", __doc__, argv)
     rules = stage.protocol["parity"]
-    numbered = {str(i): ids for i, ids in enumerate(prompts(stage))}
-    groups = [
-        dict(itertools.islice(numbered.items(), start, start + PROMPTS_A_PROCESS))
-        for start in range(0, len(numbered), PROMPTS_A_PROCESS)
-    ]
-    names = [f"prompts{int(min(group, key=int)):02d}" for group in groups]
-    with (
-        stage.attempt() as attempt,
-        Progress("fp16_parity", dict.fromkeys(names, 1.0)) as progress,
-    ):
+    file = read_gguf(stage.gguf)
+    trained, tokenizer = ModelConfig.from_gguf(file).context_length, Tokenizer(file)
+    threads = machine.usable_cpus()
+    common = {
+        "gguf": str(stage.gguf),
+        "page_tokens": stage.protocol["page_tokens"],
+        "threads": threads,
+        # A text takes about as long as so many steps.
+        "step_limit_s": stage.protocol["rotation"]["step_limit_s"] * TEXT_STEPS,
+    }
+    with stage.attempt() as attempt:
         arms = stage.runnable(attempt, timed=False)
-        if rules["baseline"] not in arms:
-            raise StageError(
-                f"parity needs its baseline {rules['baseline']}, which can't run here; see "
-                f"`kvtrial candidates`"
-            )
-        for unit, group in zip(names, groups):
-            if not attempt.has(unit):
-                spec = {
-                    "gguf": str(stage.gguf),
-                    "baseline": rules["baseline"],
-                    "prompts": group,
-                    "steps": rules["steps_per_prompt"],
-                    "page_tokens": stage.protocol["page_tokens"],
-                    "threads": COLUMNS["threads"],
-                }
-                rows = run_arms(stage, attempt, "kvtrial.measure.parity", arms, spec, COLUMNS)
-                attempt.put(unit, stage.events(rows, **COLUMNS))
-            progress.done(unit)
+        for key in ("baseline", "comparison"):
+            if rules[key] not in arms:
+                raise StageError(
+                    f"parity needs its {key} {rules[key]}, which can't run here; see "
+                    "`kvtrial candidates`"
+                )
+        held = contexts({**stage.protocol, "cells": stage.measured_cells(attempt)})
+        weights = {f"context{context}": _PROMPTS_WEIGHT + context for context in held}
+        weights = {"prompts": _PROMPTS_WEIGHT, **weights}
+        with Progress("parity", weights) as progress:
+            for unit, context in zip(weights, [0, *held]):
+                if not attempt.has(unit):
+                    if context:
+                        spec = context_spec(stage, tokenizer, arms, context, trained)
+                    else:
+                        spec = prompts_spec(stage, arms)
+                    columns = {"context": context, "sessions": 1, "threads": threads}
+                    rows = run_arms(stage, attempt, MODULE, arms, {**common, **spec}, columns)
+                    attempt.put(unit, stage.events(rows, **columns))
+                progress.done(unit)
     return 0
 
 
 if __name__ == "__main__":
-    exit_tracked("fp16_parity", main)
+    exit_tracked("parity", main)

@@ -156,7 +156,7 @@ def save(folder: Path, session: KVSession, facts: dict[str, Any]) -> None:
 
 
 #: Positions at which attention costs as much as all else, roughly: a prefill's work grows with the square.
-_EVEN_POSITIONS = 1024
+_EVEN_POSITIONS = 2048
 
 
 def work(positions: int) -> float:
