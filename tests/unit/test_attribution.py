@@ -60,7 +60,9 @@ def test_an_attention_figure_is_the_median_of_a_block_and_its_interval_is_over_b
                 at = {"candidate": name, "block": block, "index": index, "context": 4096}
                 rows.append(row("m1", "m1/attention_ms", value=value, shape="9q3kv", **at))
     (h1,) = [
-        h for h in verdict(rows)["hypotheses"] if (h["id"], h["metric"]) == ("H1", "m1/attention_speed")
+        h
+        for h in verdict(rows)["hypotheses"]
+        if (h["id"], h["metric"]) == ("H1", "m1/attention_speed")
     ]
     half = t(5) * np.std(logs, ddof=1) / math.sqrt(6)
     assert math.log(h1["ratio"]) == pytest.approx(0.2, rel=1e-9)

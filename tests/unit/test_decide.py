@@ -222,7 +222,10 @@ def test_an_arm_that_lacks_something_is_compared_with_and_does_not_stay() -> Non
         (at_contexts(22.0 * (1 - 1e-12), 22.0, 22.0), "K1"),  # the rounding of a logarithm
         (at_contexts(21.9, 22.0, 22.0), "K1T"),  # better by an interval of no width
         (at_contexts(up_and_down(21.8, 0.015), 22.0, 22.0), "K1"),  # 0.9% better, give or take 1.3%
-        (at_contexts(up_and_down(21.5, 0.015), 22.0, 22.0), "K1T"),  # 2.3% better, give or take 1.3%
+        (
+            at_contexts(up_and_down(21.5, 0.015), 22.0, 22.0),
+            "K1T",
+        ),  # 2.3% better, give or take 1.3%
         (at_contexts(21.9, 22.0 / 0.96, 22.0), "K1"),  # better at 4,096, vetoed at 512
         (at_contexts(21.9, 22.0 / 0.97, 22.0), "K1T"),  # exactly 3% worse passes
         (at_contexts(30.0, 11.0, 11.0), "K1"),  # better where it does not count
@@ -447,7 +450,9 @@ def test_an_incumbent_without_conformance_is_in_doubt() -> None:
     events = without(trial(flat(**BASE, K3=11.0)), stage="conformance", candidate="A1")
     found = decide(events, REGISTERED).data["language"]
     assert found["outcome"] == INCONCLUSIVE
-    assert "A1, which a challenger has to beat, is in doubt: conformance: not run" in found["reason"]
+    assert (
+        "A1, which a challenger has to beat, is in doubt: conformance: not run" in found["reason"]
+    )
     gaps = trial(flat(**BASE, K3=11.0))
     gaps.loc[(gaps["stage"] == "conformance") & (gaps["candidate"] == "A1"), "value"] = math.nan
     assert "no test was passed" in decide(gaps, REGISTERED).data["language"]["reason"]

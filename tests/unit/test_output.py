@@ -95,9 +95,7 @@ def test_other_bytes_in_another_cell_are_no_contradiction() -> None:
     assert reasons(*rows) == {}
 
 
-@pytest.mark.parametrize(
-    "metric", ["m2/output_error", "m2/row_error", "output_xxh3", "rows_xxh3"]
-)
+@pytest.mark.parametrize("metric", ["m2/output_error", "m2/row_error", "output_xxh3", "rows_xxh3"])
 def test_timed_steps_without_evidence_show_nothing(metric: str) -> None:
     table = events.to_frame(
         [

@@ -292,7 +292,7 @@ def test_cells_are_named_by_what_they_are() -> None:
 def test_each_block_of_each_cell_has_a_seed_of_its_own() -> None:
     seeds = [block_seed(7, cell, n) for cell in REGISTERED["cells"] for n in range(24)]
     assert len(set(seeds)) == len(seeds)
-    assert block_seed(7, CELLS[512], 3) == block_seed(7, CELLS[512], 3) != block_seed(
-        8, CELLS[512], 3
+    assert (
+        block_seed(7, CELLS[512], 3) == block_seed(7, CELLS[512], 3) != block_seed(8, CELLS[512], 3)
     )
     assert all(0 <= seed < 2**32 for seed in seeds)

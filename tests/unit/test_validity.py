@@ -176,7 +176,11 @@ def stopped(arm: str, seconds: float, accounted: float | None, number: int = 0) 
             steps[40] += seconds * 1000
         own = arm_rows(name, steps, block=3, context=16384, trial=number)
         for found in own:
-            if name == arm and found["metric"] == "rotation/stood_still_s" and accounted is not None:
+            if (
+                name == arm
+                and found["metric"] == "rotation/stood_still_s"
+                and accounted is not None
+            ):
                 found["value"] = accounted
         rows += own
     return rows

@@ -146,7 +146,10 @@ def test_the_confidence_allows_for_the_number_of_profiles(shown: Any) -> None:
     ("arms", "store"),
     [
         ({"K2": 15.0, "K2T": 14.0, "K5": 18.0}, "K2T"),  # alone: 7% over the next
-        ({"K2": 14.4, "K2T": 14.0, "K5": 18.0}, "K2"),  # tied, equal bytes: the order of registration
+        (
+            {"K2": 14.4, "K2T": 14.0, "K5": 18.0},
+            "K2",
+        ),  # tied, equal bytes: the order of registration
         ({"K2": 14.0 / 0.97, "K2T": 14.0, "K5": 18.0}, "K2"),  # exactly 3% is tied
         ({"K2": 14.0 / 0.9699999, "K2T": 14.0, "K5": 18.0}, "K2T"),
         ({"K2": 14.4, "K2T": 14.0, "K5": 14.2}, "K5"),  # tied: the fewest bytes

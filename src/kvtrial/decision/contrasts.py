@@ -117,9 +117,13 @@ class Measured:
         own = {number: block.log_speed(top, bottom) for number, block in blocks}
         lacking = [number for number, log in own.items() if log is None]
         try:
-            logs = stats.check([log for log in own.values() if log is not None], self.plan(cell).first)
+            logs = stats.check(
+                [log for log in own.values() if log is not None], self.plan(cell).first
+            )
             if lacking:
-                raise stats.PairingError(f"blocks {lacking} lack one of them; nothing is cut to fit")
+                raise stats.PairingError(
+                    f"blocks {lacking} lack one of them; nothing is cut to fit"
+                )
         except stats.Unusable as problem:
             raise type(problem)(f"{where}: {problem}") from problem
         return logs

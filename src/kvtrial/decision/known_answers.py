@@ -53,9 +53,7 @@ def _fault(test: dict[str, Any], candidate: str) -> str | None:
     if test["covers_certainly"]:
         return None
     low, high = (math.inf if bound is None else bound for bound in test["ci_certain"])
-    return (
-        f"a known answer was missed: {named}, and its 99.9% interval is {low:.3f} to {high:.3f}"
-    )
+    return f"a known answer was missed: {named}, and its 99.9% interval is {low:.3f} to {high:.3f}"
 
 
 def _test(
