@@ -563,7 +563,7 @@ def test_a_time_that_is_no_positive_number_is_inconclusive_never_a_silent_no(
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0])
 def test_a_bad_step_does_not_hide_in_a_blocks_total(bad: float) -> None:
-    steps = {r: 11.0 for r in range(1, 8)} | {8: bad}
+    steps = dict.fromkeys(range(1, 8), 11.0) | {8: bad}
     events = without(trial(flat(**BASE, K3=11.0)), stage="m2", context=4096, block=2)
     rows = []
     for name, ms in {**BASE, "K3": 11.0}.items():

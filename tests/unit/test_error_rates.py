@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats as scipy_stats
-from trial_events import BLOCKS, CONTEXTS, REGISTERED, flat, trial
+from trial_events import BLOCKS, CONTEXTS, REGISTERED, flat, row, trial, with_rows
 
 from kvtrial.decision import error_rates, rule
 from kvtrial.decision.error_rates import SIMULATIONS, CellNoise, simulate
@@ -373,9 +373,9 @@ def by_hand(primary: Logs, *vetoes: Logs) -> bool:
 
 def test_the_rule_on_many_tables_is_the_rule_on_each() -> None:
     rng = np.random.default_rng(15)
-    logs = [log_ratios(table(rng, float(rng.uniform(1.08, 1.3)))) for _ in range(400)]
+    logs = [log_ratios(table(rng, float(rng.uniform(1.08, 1.3)))) for _ in range(150)]
     expected = [by_hand(*three) for three in logs]
-    assert 40 < sum(expected) < 360
+    assert 15 < sum(expected) < 135
     judged = [
         (
             CELLS[context]["role"],
@@ -418,10 +418,15 @@ def test_a_verdict_carries_the_rates_of_its_own_noise() -> None:
     [
         ({"K0": 100.0, "K1": 22.0}, "no challenger is in the trial"),
         ({"K0": 100.0, "K1": 22.0, "K3": 11.0}, "constant"),
-        ({"K3": 11.0}, "no incumbent is in the trial"),
     ],
 )
 def test_a_run_without_noise_or_arms_has_no_rates(arms: dict[str, float], said: str) -> None:
     events = trial(flat(**arms))
     found = decide(events, REGISTERED).data["error_rates"]
     assert found["arrangements"] is None and said in found["reason"]
+
+
+def test_a_run_without_an_incumbent_has_no_rates() -> None:
+    role = row("run", "candidate/role", candidate="K1", text="control")
+    found = decide(with_rows(trial(flat(K1=22.0, K3=11.0)), [role]), REGISTERED).data["error_rates"]
+    assert found == {"arrangements": None, "reason": "no incumbent is in the trial"}

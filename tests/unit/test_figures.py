@@ -136,9 +136,9 @@ def measured(blocks: list[dict[str, dict[int, float]]]) -> tuple[Measured, dict[
 
 def test_the_median_stands_beside_and_names_the_arm_with_a_tail() -> None:
     """K3 is a quarter faster in every round but one, in which it takes three times as long."""
-    steps = {n: 8.0 for n in range(16)}
+    steps = dict.fromkeys(range(16), 8.0)
     tailed = [
-        {"K1": {n: 10.0 for n in range(16)}, "K3": {**steps, 5: 24.0 + b / 10}} for b in range(8)
+        {"K1": dict.fromkeys(range(16), 10.0), "K3": {**steps, 5: 24.0 + b / 10}} for b in range(8)
     ]
     found, cell = measured(tailed)
     contrast = found.contrast(cell, "K3", "K1")
