@@ -5,17 +5,63 @@ from __future__ import annotations
 import copy
 import json
 import math
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
-from trial_events import REGISTERED, flat, row, trial, with_rows
 
 from kvtrial.decision import parity, quality
+from kvtrial.run import events, protocol
 
 LOGIT = "parity/max_abs_logit_difference"
-GATES = REGISTERED["quality"]
-TABLE = trial(flat(K1=20.0))
+REGISTERED = protocol.load(Path(__file__).resolve().parents[2] / "config" / "protocol.yaml")
+PROFILES = {"K2": "fp16", "K2T": "fp16", "K5": "q8_0"}
+#: Context to texts: the prompt set, two contexts within the trained length and one beyond it.
+TEXTS = {0: 24, 512: 64, 4096: 64, 16384: 16}
+#: What every arm has in each text.
+SMALL = {
+    "parity/positions": 16.0,
+    LOGIT: 1e-4,
+    "quality/kld": 1e-5,
+    "quality/worst_kld": 2e-5,
+    "quality/top1_agrees": 16.0,
+}
+#: … and in each decoded step.
+DECODED = {"quality/decode_kld": 1e-5, "quality/decode_top1_agrees": 1.0}
+
+
+def row(stage, metric, **columns):
+    return events.event(metric, stage=stage, protocol_sha256="p", build_id="b", **columns)
+
+
+def with_rows(table, rows):
+    return pd.concat([table, events.to_frame(rows)], ignore_index=True)
+
+
+def made():
+    """Events of a run in which all arms are right."""
+    rows = [row("run", "run/context_length", text="8192")]
+    for name in REGISTERED["candidates"]:
+        rows.append(
+            row("run", "candidate/profile", candidate=name, text=PROFILES.get(name, "fp32"))
+        )
+        rows += [
+            row("parity", metric, candidate=name, context=context, index=index, value=value)
+            for context, texts in TEXTS.items()
+            for index in range(texts)
+            for metric, value in SMALL.items()
+        ]
+        rows += [
+            row("parity", metric, candidate=name, context=4096, index=step, value=value)
+            for step in range(64)
+            for metric, value in DECODED.items()
+        ]
+    return events.to_frame(rows)
+
+
+TABLE = made()
 
 
 def changed(table, metric, values, *, candidate="K2", context=4096):

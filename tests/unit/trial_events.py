@@ -106,7 +106,7 @@ def _run_rows(
         "machine": "here",
         "synthetic": "false",
         "shape": "9q3kv",
-        "context_length": "32768",
+        "context_length": "8192",
     }
     rows = [{"stage": "run", "metric": f"run/{key}", "text": text} for key, text in said.items()]
     for name in registration["candidates"]:
@@ -129,33 +129,24 @@ def _evidence_rows(
     The only place that knows what these events look like.
     """
     found: list[dict[str, Any]] = []
-    at: dict[str, Any] = {"candidate": name}
-    if "quality" not in registration:
-        at |= {"stage": "fp16_parity", "block": 0}
-        for step in range(520):
-            found.append({**at, "metric": "parity/token", "index": step, "value": float(step)})
-            if name == registration["parity"]["baseline"]:
-                found.append({**at, "metric": "parity/margin", "index": step, "value": 9.0})
-        found.append({**at, "metric": "parity/max_abs_logit_difference", "value": difference})
-        return found
-    at["stage"] = "parity"
     rules, parity = registration["quality"], registration["parity"]
+    positions = float(rules["chunk_tokens"])
+    is_profile = name in registration["decision"]["profiles"]
 
     def add(metric: str, context: int, values: Sequence[float]) -> None:
-        for index, value in enumerate(values):
-            place = {"context": context, "index": index}
-            found.append({**at, **place, "metric": metric, "value": value})
+        at = {"stage": "parity", "candidate": name, "context": context, "metric": metric}
+        found.extend({**at, "index": index, "value": v} for index, v in enumerate(values))
 
     add("parity/max_abs_logit_difference", 0, [difference] * parity["prompts"])
     for context in CONTEXTS:
-        chunks = max(parity["chunks"], rules["chunks"])
+        chunks = rules["chunks"] if is_profile else parity["chunks"]
         add("parity/max_abs_logit_difference", context, [difference] * chunks)
-        add("parity/positions", context, [float(rules["chunk_tokens"])] * chunks)
-        if name in registration["decision"]["profiles"]:
+        add("parity/positions", context, [positions] * chunks)
+        if is_profile:
             add("quality/kld", context, [1e-5] * chunks)
-            add("quality/worst_kld", context, [1e-4] * chunks)
-            add("quality/top1_agrees", context, [float(rules["chunk_tokens"])] * chunks)
-    if name in registration["decision"]["profiles"]:
+            add("quality/worst_kld", context, [2e-5] * chunks)
+            add("quality/top1_agrees", context, [positions] * chunks)
+    if is_profile:
         steps = rules["decode"]["steps"]
         add("quality/decode_kld", rules["decode"]["context"], [1e-5] * steps)
         add("quality/decode_top1_agrees", rules["decode"]["context"], [1.0] * steps)

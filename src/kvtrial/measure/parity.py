@@ -49,7 +49,6 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     names = [name for name in spec["candidates"] if name != spec["reference"]]
     if not names or spec["reference"] not in spec["candidates"]:  # it took the process down before
         return []
-    note(spec["reference"])
     # As many positions as anybody is compared over.
     most = [max(column) for column in zip(*(spec["positions"][name] for name in names))]
     steps = spec["decode_steps"] if set(names) & set(spec["decode"]) else 0
@@ -59,20 +58,28 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     def keep(text: int, first: int, logits: F32) -> None:
         reference[text][first : first + len(logits)] = logits
 
-    feed(model, spec["reference"], spec, most, steps, keep)
+    feed(model, spec["reference"], spec, most, steps, keep, note)
     rows: list[Row] = []
     for name in names:
-        note(name)
         try:
-            rows += _arm(model, name, spec, reference)
+            rows += _arm(model, name, spec, reference, note)
         except Exception as error:
             rows.append({"candidate": name, "metric": "failed", "text": failed_row(error)})
     return rows
 
 
-def feed(model: Any, name: str, spec: Spec, lengths: list[int], steps: int, take: _Take) -> None:
+def feed(
+    model: Any,
+    name: str,
+    spec: Spec,
+    lengths: list[int],
+    steps: int,
+    take: _Take,
+    note: Callable[[str], None],
+) -> None:
     """Feed the first ``lengths`` positions of each text to a candidate, each after the filled context,
     then ``steps`` of the first text by the decode; ``take`` gets the logits of all of them."""
+    note(name)
     snapshot = None if spec["snapshot"] is None else Snapshot.open(spec["snapshot"])
     filled = 0 if snapshot is None else snapshot.tokens
     with opened(
@@ -86,11 +93,13 @@ def feed(model: Any, name: str, spec: Spec, lengths: list[int], steps: int, take
             fill(session, snapshot)
         for text, (ids, n) in enumerate(zip(spec["texts"], lengths)):
             if n:
+                note(name)
                 _prefill(model, session, ids[:n], spec["threads"], functools.partial(take, text))
                 session.rollback_tail(n)
         if steps:
             decoder = model.decoder(threads=spec["threads"], activations="fp32")
             for step, token in enumerate(spec["texts"][0][:steps]):
+                note(name)
                 take(DECODE, step, decoder.step([session], [token]))
 
 
@@ -107,7 +116,13 @@ def _prefill(
     model.prefill(session, ids, threads=threads, activations="fp32", each=each)
 
 
-def _arm(model: Any, name: str, spec: Spec, reference: dict[int, F32]) -> list[Row]:
+def _arm(
+    model: Any,
+    name: str,
+    spec: Spec,
+    reference: dict[int, F32],
+    note: Callable[[str], None],
+) -> list[Row]:
     lengths = spec["positions"][name]
     steps = spec["decode_steps"] if name in spec["decode"] else 0
     found: dict[int, list[_Compared]] = {}
@@ -116,7 +131,7 @@ def _arm(model: Any, name: str, spec: Spec, reference: dict[int, F32]) -> list[R
         theirs = reference[text][first : first + len(logits)]
         found.setdefault(text, []).append(compare(logits, theirs))
 
-    feed(model, name, spec, lengths, steps, take)
+    feed(model, name, spec, lengths, steps, take, note)
     rows: list[Row] = []
     for text, parts in found.items():
         at = np.concatenate(parts)  # (positions, 3)

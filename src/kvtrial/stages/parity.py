@@ -26,6 +26,8 @@ from kvtrial.stages.common import Stage, StageError, exit_tracked, run_arms
 from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.measure.parity"
+#: Decoded steps that take as long as a text at most: as many as a scalar arm's chunk has positions, or more.
+TEXT_STEPS = 16
 #: Its share of the time is about that of so many filled positions.
 _PROMPTS_WEIGHT = 4096.0
 
@@ -104,6 +106,8 @@ def main(argv: list[str] | None = None) -> int:
         "gguf": str(stage.gguf),
         "page_tokens": stage.protocol["page_tokens"],
         "threads": threads,
+        # A text takes about as long as so many steps.
+        "step_limit_s": stage.protocol["rotation"]["step_limit_s"] * TEXT_STEPS,
     }
     with stage.attempt() as attempt:
         arms = stage.runnable(attempt, timed=False)
@@ -114,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
                     "`kvtrial candidates`"
                 )
         held = contexts({**stage.protocol, "cells": stage.measured_cells(attempt)})
-        weights = {f"context-{context}": _PROMPTS_WEIGHT + context for context in held}
+        weights = {f"context{context}": _PROMPTS_WEIGHT + context for context in held}
         weights = {"prompts": _PROMPTS_WEIGHT, **weights}
         with Progress("parity", weights) as progress:
             for unit, context in zip(weights, [0, *held]):
