@@ -106,10 +106,10 @@ sys.exit(command.main(["decide", sys.argv[1]]))
     assert "What to run: undecided" in done.stdout
 
 
-def adopted(run_dir: Path, folder: Path) -> dict:
+def adopted(run_dir: Path, folder: Path, *more: str) -> dict:
     arguments = ["--run-dir", run_dir, "--selection", folder / "selection.yaml"]
     arguments += ["--docs", folder / "docs", "--note", run_dir / "adopted.json"]
-    assert adopt.main([str(a) for a in arguments]) == 0
+    assert adopt.main([*map(str, arguments), *more]) == 0
     return yaml.safe_load((folder / "selection.yaml").read_text(encoding="utf-8"))
 
 
@@ -205,6 +205,18 @@ def test_nothing_is_adopted_where_what_to_run_is_undecided(tmp_path):
     with pytest.raises(adopt.NothingToAdopt, match="what to run is undecided: "):
         adopted(run_dir, tmp_path)
     assert not (tmp_path / "selection.yaml").exists()
+
+
+def test_random_weights_are_adopted_only_where_that_is_asked_for(tmp_path, capsys):
+    run_dir = decided_run(tmp_path, KEEPS)
+    path = run_dir / "verdict.json"
+    verdict = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**verdict, "synthetic": True}), encoding="utf-8")
+    with pytest.raises(adopt.NothingToAdopt, match=r"m has random weights.*make adopt FORCE=1"):
+        adopted(run_dir, tmp_path)
+    assert not (tmp_path / "selection.yaml").exists()
+    adopted(run_dir, tmp_path, "--synthetic")
+    assert "synthetic weights; every model on this machine uses it now" in capsys.readouterr().out
 
 
 def test_nothing_is_adopted_from_another_machine(tmp_path, monkeypatch):
