@@ -61,7 +61,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     contexts = sorted(set(itertools.chain(*spec["candidates"].values())))
     # One layer's rows for every layer: what is in them costs nothing more or less.
     snapshot = Snapshot.synthetic({**shape_of(model), "layers": 1}, contexts[-1], seed=0)
-    rows += _parity(model, spec)
+    rows += _parity(model, spec, note)
     if spec["prefill"] is not None:
         rows += _prefill(model, snapshot, spec)
     for context in contexts:
@@ -128,7 +128,7 @@ def _round(
     return rows
 
 
-def _parity(model: Any, spec: Spec) -> list[Row]:
+def _parity(model: Any, spec: Spec, note: Callable[[str], None]) -> list[Row]:
     prompts = spec["prompts"]
     few = {
         "snapshot": None,
@@ -144,6 +144,7 @@ def _parity(model: Any, spec: Spec) -> list[Row]:
         [len(ids) for ids in prompts],
         0,
         lambda text, first, logits: parity.compare(logits, logits),
+        note,
     )
     return [_row("prompt_s", (time.monotonic() - start) / len(prompts))]
 
