@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kvtrial.measure.order import mirrored_orders
 
 from kvtrial import candidates
 from kvtrial.conformance import TESTS, run_isolated
 from kvtrial.decision import output
 from kvtrial.measure import allocations, child
+from kvtrial.measure.rotation import orders
 from kvtrial.run import events, protocol
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +92,7 @@ def test_one_that_remembers_is_caught_while_it_is_timed(installed: None, tmp_pat
     spec = {
         "shape": {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32},
         "candidates": names,
-        "orders": mirrored_orders(names, 6, 1),
+        "orders": orders(names, 6, 1)[:6],
         "snapshots": [],
         "synthetic_tokens": 50,
         "threads": 1,

@@ -414,7 +414,7 @@ def test_orders_are_balanced_within_a_block(run):
     rows = block.measure(spec_of(run, names, rounds=4, slow=[]), asked.append)
     assert not [r for r in rows if r["metric"] == "rotation/slow"]
     # Opened one after the other, stepped, and asked again at the end: the rounds are in between.
-    at_work = [name for name in asked if name][len(names) :][: 4 * (1 + 1 + 4)]
+    at_work = [name for name in asked if name][len(names) :][: 4 * (2 + 4)]
     rounds = [at_work[i : i + 4] for i in range(0, len(at_work), 4)][2:]
     assert all(sorted(order) == sorted(names) for order in rounds)
     for place in range(4):
