@@ -539,10 +539,10 @@ DECISION = [
         "test_validity.py::test_a_stop_in_one_step_is_void_and_enters_no_average",
     ),
     _rule(
-        "figures: rounds that one arm alone took part in count",
+        "figures: steps are paired in their order, whatever their rounds",
         _FIGURES,
-        "for n in sorted(ours.keys() & theirs.keys())]",
-        "for n in sorted(ours.keys() & theirs.keys())][:1]",
+        "pairs += [(ours[n], theirs[n]) for n in sorted(ours.keys() & theirs.keys())]",
+        "pairs += list(zip(ours.values(), theirs.values()))",
         "test_figures.py::test_only_rounds_that_both_took_part_in_count",
     ),
     _rule(
@@ -571,7 +571,7 @@ DECISION = [
         f"{_DECISION}/rule.py",
         'slack = decision["relative_slack"]',
         "slack = 0.0",
-        "test_decide.py::test_the_edge_of_adoption[20.000000009999997-expected1]",
+        "test_decide.py::test_the_edge_of_adoption[within-the-slack]",
     ),
     _rule(
         "eligibility: a doubt removes an incumbent from what has to be beaten",
