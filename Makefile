@@ -6,12 +6,14 @@ CORES ?= 1
 MODEL ?=
 PROTOCOL ?=
 PROFILE ?=
+FORCE ?=
 PY := .venv/bin/python
 SNAKEMAKE := $(PY) -m snakemake --cores $(CORES)
 # One --config with all of them, and behind the targets: a second one would replace the first, and it takes
 # whatever follows.
-CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE),--config $(if $(MODEL),model="$(MODEL)") \
-	$(if $(PROTOCOL),protocol="$(PROTOCOL)") $(if $(PROFILE),profile="$(PROFILE)"))
+CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE)$(FORCE),--config $(if $(MODEL),model="$(MODEL)") \
+	$(if $(PROTOCOL),protocol="$(PROTOCOL)") $(if $(PROFILE),profile="$(PROFILE)") \
+	$(if $(FORCE),force=true))
 
 # Nothing phones home.
 export DO_NOT_TRACK := 1

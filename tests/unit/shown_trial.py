@@ -37,11 +37,14 @@ ARMS = {"K0": 200.0, "A1": 80.0, "A2": 70.0, "K1": 20.0, "K3": 20.0, "K1T": 21.0
 ARMS |= {"K5": 18.0}
 
 
-def steady(blocks: int = 4, scatter: float = 0.001, **step_ms: float) -> Steps:
-    """Candidate → context → one step time a block, which differ by little between blocks."""
+def steady(blocks: int = 4, scatter: float = 0.001, cycle: int = 4, **step_ms: float) -> Steps:
+    """Candidate → context → one step time a block, which differ by little between blocks. Two arms that stand
+    ``cycle`` apart have a ratio without any scatter."""
     return {
         name: {
-            context: [value * (1 + scatter * ((3 * block + place) % 4)) for block in range(blocks)]
+            context: [
+                value * (1 + scatter * ((3 * block + place) % cycle)) for block in range(blocks)
+            ]
             for context in CONTEXTS
         }
         for place, (name, value) in enumerate(step_ms.items())

@@ -80,7 +80,7 @@ def t(freedom: int, confidence: float = 0.95) -> float:
     ("k3_ms", "expected"),
     [
         (22.0 / 1.10, (ADOPT, None, "K3")),  # exactly 10% adopts
-        (22.0 / 1.10 * (1 + 5e-10), (ADOPT, None, "K3")),  # within the slack
+        pytest.param(22.0 / 1.10 * (1 + 5e-10), (ADOPT, None, "K3"), id="within-the-slack"),
         (22.0 / 1.10 * (1 + 5e-9), (KEEP, RULED_OUT, "K1")),
         (22.0 / 1.0999999, (KEEP, RULED_OUT, "K1")),
         (22.0 / 1.30, (ADOPT, None, "K3")),
@@ -264,13 +264,21 @@ def test_the_arm_that_stays_does_not_flip_with_noise() -> None:
     assert moved / 400 <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / 400)
 
 
-def test_where_the_reference_was_not_built_the_best_other_arm_is_the_reference() -> None:
-    arms = flat(**BASE, K1T=21.0, K3=11.0)
-    verdict = run(arms, not_built={"K1": "no compiler"})
-    assert answer(verdict) == (ADOPT, None, "K3")
+@pytest.mark.parametrize(
+    ("k3", "expected"), [(11.0, (ADOPT, None, "K3")), (21.0, (KEEP, RULED_OUT, "K1T"))]
+)
+def test_where_the_reference_can_not_stay_the_best_other_arm_does(
+    k3: float, expected: tuple[Any, ...]
+) -> None:
+    events = trial(flat(**BASE, K1T=21.0, K3=k3), missing={**LACKS, "K1": "branch"})
+    verdict = decide(events, REGISTERED)
+    assert answer(verdict) == expected
     assert verdict.data["language"]["reference"] == "K1T"
-    slow = run(flat(**BASE, K1T=21.0, K3=21.0), not_built={"K1": "no compiler"})
-    assert answer(slow) == (KEEP, RULED_OUT, "K1T")
+
+
+def test_without_k1_which_all_evidence_rests_on_nothing_is_decided() -> None:
+    verdict = run(flat(**BASE, K1T=21.0, K3=11.0), not_built={"K1": "no compiler"})
+    assert (verdict.outcome, verdict.store) == (INCONCLUSIVE, None)
 
 
 def test_no_cython_arm_that_can_stay_is_no_answer() -> None:
@@ -465,6 +473,22 @@ def test_logits_that_are_not_finite_are_out_and_the_verdict_is_written(differenc
     assert f"a logit differs by {difference:.4g}" in verdict.data["eligibility"]["K3"][0]["text"]
     found = json.loads(verdict.to_json())["parity"]["candidates"]["K3"]
     assert found["max_abs_logit_difference"] is None
+
+
+def test_one_nan_among_the_differences_is_not_lost() -> None:
+    metric = "parity/max_abs_logit_difference"
+    late = row("parity", metric, candidate="K3", index=24, value=math.nan)
+    verdict = decide(with_rows(trial(flat(**BASE, K3=5.0, K4=22.0)), [late]), REGISTERED)
+    assert "a logit differs by nan" in verdict.data["eligibility"]["K3"][0]["text"]
+
+
+def test_without_evidence_nobody_is_in_parity() -> None:
+    events = trial(flat(**BASE, K3=5.0, K4=22.0))
+    bare = events[(events["stage"] != "parity") | (events["metric"] == "attempt/complete")]
+    verdict = decide(bare, REGISTERED)
+    assert verdict.outcome == INCONCLUSIVE
+    assert verdict.store is None
+    assert {"parity"} == {reason["why"] for reason in verdict.data["eligibility"]["A1"]}
 
 
 def test_reasons_are_kinds_with_data() -> None:
@@ -733,6 +757,8 @@ def test_a_contrast_of_arms_with_different_layouts_says_so() -> None:
             "known_answers.candidate: 'K9'",
         ),
         ({"parity": {**REGISTERED["parity"], "baseline": "K9"}}, "parity.baseline: 'K9'"),
+        ({"parity": {**REGISTERED["parity"], "comparison": "K9"}}, "parity.comparison: 'K9'"),
+        ({"parity": {**REGISTERED["parity"], "slow": ["K9"]}}, "parity.slow: 'K9'"),
         (
             {"hypotheses": [{"id": "X1", "claim": "fast", "from": "K1", "to": "TwoPas"}]},
             "hypotheses.X1: 'TwoPas' is not among candidates",

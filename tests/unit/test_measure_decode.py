@@ -414,7 +414,7 @@ def test_orders_are_balanced_within_a_block(run):
     rows = block.measure(spec_of(run, names, rounds=4, slow=[]), asked.append)
     assert not [r for r in rows if r["metric"] == "rotation/slow"]
     # Opened one after the other, stepped, and asked again at the end: the rounds are in between.
-    at_work = [name for name in asked if name][len(names) :][: 4 * (1 + 1 + 4)]
+    at_work = [name for name in asked if name][len(names) :][: 4 * (2 + 4)]
     rounds = [at_work[i : i + 4] for i in range(0, len(at_work), 4)][2:]
     assert all(sorted(order) == sorted(names) for order in rounds)
     for place in range(4):
@@ -525,9 +525,7 @@ def test_a_clock_that_stands_still_fails_the_arm(run, monkeypatch):
     """Case F11, in the decode."""
     monkeypatch.setattr(clock, "now_ns", lambda: 7)
     with (
-        pytest.raises(
-            child.ArmFailed, match=r"TimerResolution: the first step|TimerResolution: step"
-        ),
+        pytest.raises(child.ArmFailed, match="TimerResolution: a first step of K1"),
         child.blamed("K1", lambda name: None),
     ):
         block.measure(spec_of(run, ["K1"]), lambda name: None)

@@ -93,6 +93,18 @@ def test_a_profile_whose_quality_is_not_shown_is_not_run(shown: Any) -> None:
     assert "no reduced profile passes (K2: quality:" in verdict.data["run"]["reason"]
 
 
+@pytest.mark.parametrize(("kld", "store"), [(1e-5, "K2"), (0.02, "K1")])
+def test_the_evidence_decides_by_its_own_gate(kld: float, store: str) -> None:
+    """From events alone: the divergence of one profile at one context is changed."""
+    events = trial(flat(**BASE, K2=15.0, K3=22.0), missing={"K0": "pool"})
+    own = (events["metric"] == "quality/kld") & (events["candidate"] == "K2")
+    events.loc[own & (events["context"] == 512), "value"] = kld
+    verdict = decide(events, REGISTERED)
+    assert answer(verdict)[0] == store
+    said = "quality: context 512: the mean KLD may be 0.02; at most 0.001 is allowed"
+    assert (said in why_not(verdict, "K2")) == (store == "K1")
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

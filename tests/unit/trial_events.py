@@ -106,7 +106,7 @@ def _run_rows(
         "machine": "here",
         "synthetic": "false",
         "shape": "9q3kv",
-        "context_length": "32768",
+        "context_length": "8192",
     }
     rows = [{"stage": "run", "metric": f"run/{key}", "text": text} for key, text in said.items()]
     for name in registration["candidates"]:
@@ -129,26 +129,26 @@ def _evidence_rows(
     The only place that knows what these events look like.
     """
     found: list[dict[str, Any]] = []
-    at: dict[str, Any] = {"stage": "parity", "candidate": name}
     rules, parity = registration["quality"], registration["parity"]
+    positions = float(rules["chunk_tokens"])
+    is_profile = name in registration["decision"]["profiles"]
 
     def add(metric: str, context: int, values: Sequence[float]) -> None:
-        for index, value in enumerate(values):
-            place = {"context": context, "index": index}
-            found.append({**at, **place, "metric": metric, "value": value})
+        at = {"stage": "parity", "candidate": name, "context": context, "metric": metric}
+        found.extend({**at, "index": index, "value": v} for index, v in enumerate(values))
 
     add("parity/max_abs_logit_difference", 0, [difference] * parity["prompts"])
     for context in CONTEXTS:
-        chunks = max(parity["chunks"], rules["chunks"])
+        chunks = rules["chunks"] if is_profile else parity["chunks"]
         add("parity/max_abs_logit_difference", context, [difference] * chunks)
-        add("parity/positions", context, [float(rules["chunk_tokens"])] * chunks)
+        add("parity/positions", context, [positions] * chunks)
         decoded = [difference] * parity["decode_steps"]
         add("parity/decode_max_abs_logit_difference", context, decoded)
-        if name in registration["decision"]["profiles"]:
+        if is_profile:
             add("quality/kld", context, [1e-5] * chunks)
-            add("quality/worst_kld", context, [1e-4] * chunks)
-            add("quality/top1_agrees", context, [float(rules["chunk_tokens"])] * chunks)
-    if name in registration["decision"]["profiles"]:
+            add("quality/worst_kld", context, [2e-5] * chunks)
+            add("quality/top1_agrees", context, [positions] * chunks)
+    if is_profile:
         steps = rules["decode"]["steps"]
         add("quality/decode_kld", rules["decode"]["context"], [1e-5] * steps)
         add("quality/decode_top1_agrees", rules["decode"]["context"], [1.0] * steps)

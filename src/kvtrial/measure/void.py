@@ -68,7 +68,7 @@ def void_reason(rows: pd.DataFrame, limits: Limits) -> str | None:
 
 def _unequal(rows: pd.DataFrame) -> str | None:
     """Thread settings and CPU affinity have to be the same in every process of a block."""
-    own = rows[rows["metric"].str.startswith("env/")]
+    own = rows[[str(metric).startswith("env/") for metric in rows["metric"]]]
     if own.empty:
         return None
     said: Callable[[Any], str] = lambda row: row["text"] or str(row["value"])  # noqa: E731

@@ -46,6 +46,8 @@ def _names(checked: dict[str, Any], source: str) -> None:
         ("decision.reference", [rule["reference"]]),
         ("known_answers.candidate", [checked["known_answers"]["candidate"]]),
         ("parity.baseline", [checked["parity"]["baseline"]]),
+        ("parity.comparison", [checked["parity"]["comparison"]]),
+        ("parity.slow", checked["parity"]["slow"]),
         *((f"sampling.pairs.{i}", pair) for i, pair in enumerate(checked["sampling"]["pairs"])),
         ("parity.comparison", [checked["parity"]["comparison"]]),
         ("parity.slow", checked["parity"]["slow"]),

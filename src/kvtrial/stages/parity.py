@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
                     "`kvtrial candidates`"
                 )
         held = contexts({**stage.protocol, "cells": stage.measured_cells(attempt)})
-        weights = {f"context-{context}": _PROMPTS_WEIGHT + context for context in held}
+        weights = {f"context{context}": _PROMPTS_WEIGHT + context for context in held}
         weights = {"prompts": _PROMPTS_WEIGHT, **weights}
         with Progress("parity", weights) as progress:
             for unit, context in zip(weights, [0, *held]):

@@ -43,16 +43,18 @@ _SAID: tuple[tuple[str, str, Any], ...] = (
 
 
 class NothingToAdopt(ValueError):
-    """The verdict is inconclusive, or another machine's; the message says what to do."""
+    """The verdict is open, another machine's, or of random weights; the message says what to do."""
 
 
-def entry(verdict: dict[str, Any]) -> Entry:
+def entry(verdict: dict[str, Any], *, synthetic: bool = False) -> Entry:
     """What config/selection.yaml says for the verdict's machine class.
+
+    ``synthetic``: a verdict that was measured with random weights is adopted as well.
 
     Raises
     ------
     NothingToAdopt
-        What to run is undecided, or the verdict is of another machine class.
+        What to run is undecided, or the verdict is of another machine class, or of random weights.
     """
     run, language = verdict["run"], verdict["language"]
     if run["store"] is None:
@@ -64,6 +66,11 @@ def entry(verdict: dict[str, Any]) -> Entry:
         raise NothingToAdopt(
             f"the verdict is of machine {verdict['machine']!r}, this is "
             f"{machine.machine_class()!r}; adopt it there, or run a trial here"
+        )
+    if verdict["synthetic"] and not synthetic:
+        raise NothingToAdopt(
+            f"{verdict['model']} has random weights, and what is adopted holds for every model on this machine: "
+            "run a trial with a real model, or give `make adopt FORCE=1` with the same MODEL and PROTOCOL"
         )
     return {
         "default": run["store"],
@@ -190,6 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--docs", type=Path, help="where the pages go")
     parser.add_argument("--note", type=Path, help="where the adopted entry goes")
     parser.add_argument("--undo", type=Path, metavar="NOTE", help="put back what was before it")
+    parser.add_argument("--synthetic", action="store_true", help="random weights are no obstacle")
     args = parser.parse_args(argv)
     if args.undo is not None:
         undo(args.undo, args.selection)
@@ -197,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.run_dir is None or args.docs is None or args.note is None:
         parser.error("--run-dir, --docs and --note are needed, or --undo")
     verdict = fleet.load(args.run_dir)
-    chosen = entry(verdict)
+    chosen = entry(verdict, synthetic=args.synthetic)
     before = adopted(args.selection).get(machine.machine_class())
     if before == chosen and args.note.is_file():
         # The same once more: what was there before the first time is what an undo brings back.

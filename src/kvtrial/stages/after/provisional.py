@@ -105,8 +105,9 @@ def _blocks(
         return 0
     chosen, _ = validity.first_complete_attempts(own)
     valid = validity.judge(chosen, registered).valid_rows
-    for key in ("context", "sessions", "threads") if cell is not None else ():
-        valid = valid[valid[key] == cell[key]]
+    for key, value in (cell or {}).items():
+        if key in ("context", "sessions", "threads"):
+            valid = valid[valid[key] == value]
     return len(figures.steps(valid))
 
 
