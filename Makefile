@@ -6,12 +6,14 @@ CORES ?= 1
 MODEL ?=
 PROTOCOL ?=
 PROFILE ?=
+FORCE ?=
 PY := .venv/bin/python
 SNAKEMAKE := $(PY) -m snakemake --cores $(CORES)
 # One --config with all of them, and behind the targets: a second one would replace the first, and it takes
 # whatever follows.
-CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE),--config $(if $(MODEL),model="$(MODEL)") \
-	$(if $(PROTOCOL),protocol="$(PROTOCOL)") $(if $(PROFILE),profile="$(PROFILE)"))
+CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE)$(FORCE),--config $(if $(MODEL),model="$(MODEL)") \
+	$(if $(PROTOCOL),protocol="$(PROTOCOL)") $(if $(PROFILE),profile="$(PROFILE)") \
+	$(if $(FORCE),force=true))
 
 # Nothing phones home.
 export DO_NOT_TRACK := 1
@@ -25,7 +27,7 @@ export XDG_CACHE_HOME := $(CURDIR)/.snakemake/cache
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph test test-all \
+.PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph rooms test test-all \
 	test-avx512 test-browser test-mutation test-neon test-slurm lint clean
 
 help:  ## what there is to make
@@ -71,6 +73,9 @@ docs: setup  ## the documentation as a website, build/docs
 
 rulegraph: setup  ## draw docs/img/rulegraph.svg again (needs Graphviz)
 	@$(SNAKEMAKE) --quiet all --rulegraph dot report adopt peers | dot -Tsvg > docs/img/rulegraph.svg
+
+rooms: setup  ## draw docs/img/rooms.svg again, from the imports
+	@$(PY) scripts/rooms.py
 
 test: setup model  ## the tests, without the slow ones
 	@$(PY) -m pytest -m "not slow and not cluster and not browser and not neon and not avx512" $(ARGS)

@@ -18,7 +18,7 @@ import numpy as np
 
 from kvtrial.contract import KVSession
 from kvtrial.engine.gguf import read_gguf
-from kvtrial.engine.synthetic import Shape, write_synthetic
+from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.shapes import operations_a_row
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
@@ -41,7 +41,7 @@ def decode(model: Any, gguf: Path, context: int, names: list[str]) -> dict[str, 
 def in_kernels(model: Any) -> float:
     """Share of a step at 512 that is not the interpreter's: from the step of a model of as many layers
     that has next to nothing to compute."""
-    shape = Shape(
+    shape = ModelSizes(
         "llama", "Q8_0", model.config.layers, q_heads=1, kv_heads=1, head_dim=32, ffn=32, vocab=320,
         context=1024, rope_base=1e4, seed=1,
     )  # fmt: skip

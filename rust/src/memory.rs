@@ -20,19 +20,19 @@ const MAP_ANONYMOUS_NORESERVE: i32 = 0x1000 | 0x40;
 #[cfg(target_os = "linux")]
 const MADV_HUGEPAGE: i32 = 14;
 
-/// Alignment of a region and size of a huge page.
+/// Alignment of a `Memory` and size of a huge page.
 const HUGE: usize = 2 << 20;
 
 /// Zeroed memory, aligned to 2 MiB and never moved.
-pub struct Region {
+pub struct Memory {
     mapping: *mut c_void,
     mapped: usize,
     base: *mut u8,
 }
 
-impl Region {
+impl Memory {
     /// Reserves `bytes`; `huge` asks for huge pages, which is advice that may go unheard.
-    pub fn new(bytes: usize, huge: bool) -> Result<Region, Fault> {
+    pub fn new(bytes: usize, huge: bool) -> Result<Memory, Fault> {
         let refused = || Fault::of(Code::NoMemory, bytes as i64, 0, 0);
         let mapped = bytes.max(1).checked_add(HUGE).ok_or_else(refused)?;
         // SAFETY: an anonymous mapping at an address of the system's choice touches nothing of ours.
@@ -59,7 +59,7 @@ impl Region {
         }
         #[cfg(not(target_os = "linux"))]
         let _ = huge;
-        Ok(Region { mapping, mapped, base })
+        Ok(Memory { mapping, mapped, base })
     }
 
     pub fn base<T>(&self) -> *mut T {
@@ -67,7 +67,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours alone, whole, and unmapped only here.
         unsafe { munmap(self.mapping, self.mapped) };

@@ -6,7 +6,7 @@
 //! anything and takes part in nothing.
 
 use crate::fault::{Code, Fault};
-use crate::memory::Region;
+use crate::memory::Memory;
 use crate::simd::{Lanes, F8};
 
 /// What a page looks like.
@@ -126,7 +126,7 @@ impl Shape {
 
 pub struct Pool {
     shape: Shape,
-    memory: Region,
+    memory: Memory,
     /// Table entries that point to each page. Invariant: 0 exactly for pages that are free.
     references: Vec<u32>,
     /// Pages given back; capacity for all, so that a push never allocates.
@@ -144,7 +144,7 @@ impl Pool {
         }
         let bytes = pages.checked_mul(shape.page_bytes());
         let refused = || Fault::of(Code::NoMemory, bytes.unwrap_or(0) as i64, 0, 0);
-        let memory = Region::new(bytes.ok_or_else(refused)?, true)?;
+        let memory = Memory::new(bytes.ok_or_else(refused)?, true)?;
         let mut freed = Vec::new();
         freed.try_reserve_exact(pages).map_err(|_| refused())?;
         let mut references = Vec::new();

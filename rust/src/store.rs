@@ -4,7 +4,7 @@
 //! reserved at open for the whole capacity, so that no verb allocates.
 
 use crate::fault::{Code, Fault};
-use crate::memory::Region;
+use crate::memory::Memory;
 use crate::pool::{Pool, Shape};
 
 /// Sessions and branches that may be open at once.
@@ -24,7 +24,7 @@ pub enum Slot {
 }
 
 #[derive(Clone, Copy)]
-pub struct Layer {
+pub struct LayerTable {
     /// Position after the last appended row: what steps are counted by.
     pub end: i64,
     /// Table entries in use. Invariant: entries from here on have no meaning.
@@ -32,7 +32,7 @@ pub struct Layer {
     pub slot: Slot,
 }
 
-const EMPTY: Layer = Layer { end: 0, pages: 0, slot: Slot::Idle };
+const EMPTY: LayerTable = LayerTable { end: 0, pages: 0, slot: Slot::Idle };
 
 #[derive(Clone, Copy)]
 pub struct Parent {
@@ -74,13 +74,13 @@ pub struct Store {
     pub base: i64,
     pub pool: Pool,
     pub sessions: Vec<Session>,
-    layers: Vec<Layer>,
+    layers: Vec<LayerTable>,
     /// Pages of one (session, layer) table.
     table_pages: usize,
-    page_ids: Region,
-    valid: Region,
+    page_ids: Memory,
+    valid: Memory,
     /// Work space of the kernel; see `attend`.
-    pub scratch: Region,
+    pub scratch: Memory,
     /// Set when a panic was caught: invariants may not hold.
     pub broken: bool,
 }
@@ -108,9 +108,9 @@ impl Store {
             sessions: vec![CLOSED; SESSION_SLOTS],
             layers: vec![EMPTY; SESSION_SLOTS * shape.layers],
             table_pages,
-            page_ids: Region::new(entries * size_of::<i32>(), false)?,
-            valid: Region::new(entries * size_of::<u64>(), false)?,
-            scratch: Region::new(
+            page_ids: Memory::new(entries * size_of::<i32>(), false)?,
+            valid: Memory::new(entries * size_of::<u64>(), false)?,
+            scratch: Memory::new(
                 crate::attend::scratch_bytes(&shape, table_pages * shape.page_tokens),
                 false,
             )?,
@@ -196,11 +196,11 @@ impl Store {
         }
     }
 
-    pub fn layer(&self, s: usize, l: usize) -> &Layer {
+    pub fn layer(&self, s: usize, l: usize) -> &LayerTable {
         &self.layers[s * self.shape.layers + l]
     }
 
-    pub fn layer_mut(&mut self, s: usize, l: usize) -> &mut Layer {
+    pub fn layer_mut(&mut self, s: usize, l: usize) -> &mut LayerTable {
         &mut self.layers[s * self.shape.layers + l]
     }
 

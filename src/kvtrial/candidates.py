@@ -64,13 +64,55 @@ def get(name: str) -> Candidate:
     return known[name]
 
 
-def open_store(name: str | None = None, *, trial: bool = False, **spec: Any) -> KVStore:
-    """Open a store by name, or the adopted default.
+def choose(name: str | None = None, profile: Profile | str | None = None) -> tuple[Candidate, str]:
+    """The candidate that `open_store` opens, and why that one, in words.
+
+    Raises
+    ------
+    UnknownCandidate, InvalidArgument
+    """
+    if name is not None:
+        if profile is not None:
+            raise InvalidArgument(
+                f"both name {name!r} and profile {_profile_text(profile)!r} are given; give one of the two"
+            )
+        return get(name), "as asked"
+    selected = selection.load()
+    default = get(selected.default)
+    # The FP32 store last: it is what `fp32` names where the default is one too.
+    stores = {default.profile.value: selected.default, Profile.FP32.value: selected.fp32}
+    if profile is None:
+        return default, selected.origin
+    asked = _profile_text(profile)
+    if asked not in stores:
+        allowed = ", ".join(f"{key} ({store})" for key, store in sorted(stores.items()))
+        raise InvalidArgument(
+            f"profile {asked!r} was not adopted on this machine; allowed: {allowed}. Any other store can be "
+            "opened by its name"
+        )
+    return get(stores[asked]), f"{asked} was asked for; {selected.origin}"
+
+
+def _profile_text(profile: Profile | str) -> str:
+    return profile.value if isinstance(profile, Profile) else str(profile)
+
+
+def open_store(
+    name: str | None = None,
+    *,
+    profile: Profile | str | None = None,
+    trial: bool = False,
+    **spec: Any,
+) -> KVStore:
+    """Open a store by name, or the adopted one of a numerical profile.
 
     Parameters
     ----------
     name : str, optional
         A registered candidate; None for the default of config/selection.yaml (K1 before any verdict).
+    profile : Profile or str, optional
+        Without a name: ``"fp32"`` for the FP32 store that stays available whatever the default is, or the
+        default's own profile.
     trial : bool
         Open a retired store all the same.
     **spec
@@ -81,12 +123,12 @@ def open_store(name: str | None = None, *, trial: bool = False, **spec: Any) -> 
     ------
     UnknownCandidate, RetiredCandidate, CandidateNotBuilt, StaleBuild, InvalidArgument, PoolExhausted
     """
+    candidate, _ = choose(name, profile)
     selected = selection.load()
-    candidate = get(name or selected.default)
     if candidate.name in selected.retired and not trial:
         raise RetiredCandidate(
             f"{candidate.name} was retired by the adopted verdict ({selected.run_id}); use "
-            f"{selected.default}, or pass trial=True to open it for a trial"
+            f"{selected.default}, or pass trial=True (in Python) to open it for a trial"
         )
     if candidate.not_built is not None:
         raise CandidateNotBuilt(f"{candidate.name} is not built: {candidate.not_built}")

@@ -40,8 +40,6 @@ F64 = npt.NDArray[np.float64]
 EXP_ULPS = 4
 #: Elements that share one Q8_0 scale, along head_dim.
 Q8_BLOCK = 32
-#: The largest finite value that rounds to a finite FP16.
-FP16_LIMIT = 65520.0
 
 _U = 2.0**-24
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import mlflow_server
 import pytest
-from trial_events import REGISTERED, scattered, trial
+from shown_trial import ARMS, FEW, decided, steady, trial
 
-from kvtrial.decision.verdict import decide
 from kvtrial.run import events
 from kvtrial.show import report
 from kvtrial.tracking import __main__ as command
-from kvtrial.tracking.store import Store
+from kvtrial.tracking.store import MlflowStore
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
 
@@ -26,12 +25,12 @@ SHOWN_S = 60
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose store was made from its results."""
     run_dir = tmp_path_factory.mktemp("results") / "tiny-1"
-    table = trial(scattered(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=17.0))
+    table = trial(steady(**ARMS))
     for stage, rows in table.groupby("stage"):
         events.write(rows, run_dir / "events" / f"{stage}.parquet")
-    (run_dir / "protocol.json").write_text(json.dumps(REGISTERED))
+    (run_dir / "protocol.json").write_text(json.dumps(FEW))
     (run_dir / "manifest.json").write_text('{"model": {"name": "tiny"}, "machine_class": "here"}')
-    (run_dir / "verdict.json").write_text(decide(table, REGISTERED).to_json())
+    (run_dir / "verdict.json").write_text(json.dumps(decided()))
     report.write(run_dir, table)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -61,13 +60,13 @@ def shown(browser, *words: str) -> str:
 
 def test_the_trial_its_children_and_their_charts_are_shown(browser, server, run_dir, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    store = Store(run_dir)
+    store = MlflowStore(run_dir)
     (parent,) = store.find(level="trial")
     k1 = next(run for run in store.find(level="arm", stage="m2", candidate="K1", context="4096"))
     experiment = f"{server}/#/experiments/{store.experiment_id}"
 
     browser.open(f"{experiment}/runs/{parent.info.run_id}", width=1400)
-    shown(browser, "tiny-1", "ADOPT: K3", "Decode, by arm", "prompts")
+    shown(browser, "tiny-1", "Run K2T (FP16)", "Arms: tokens/s by filled positions", "prompts")
     browser.screenshot("mlflow-trial", whole=False)
 
     browser.open(f"{experiment}/runs/{k1.info.run_id}/model-metrics", width=1400)

@@ -6,9 +6,8 @@ import base64
 import json
 
 import pytest
-from trial_events import REGISTERED, scattered, trial
+from shown_trial import ARMS, REGISTERED, decided, steady, trial
 
-from kvtrial.decision.verdict import decide
 from kvtrial.show import plots, report
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
@@ -20,12 +19,10 @@ PHONE = 360
 def page(tmp_path_factory) -> str:
     """Address of a report whose run has something to show in every table."""
     run_dir = tmp_path_factory.mktemp("run")
-    table = trial(
-        scattered(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=17.0),
-        missing={"K0": "pool"},
-        failed_conformance={"K2": "KvHolesOnlyWhereAllowed@P16"},
-    )
-    (run_dir / "verdict.json").write_text(decide(table, REGISTERED).to_json())
+    steps = steady(8, 0.01, 7, **ARMS)  # enough for a simulation
+    table = trial(steps, registration=REGISTERED, missing={"K0": "pool"})
+    verdict = decided(steps, registration=REGISTERED, missing={"K0": "pool"})
+    (run_dir / "verdict.json").write_text(json.dumps(verdict))
     (run_dir / "protocol.json").write_text(json.dumps(REGISTERED))
     (run_dir / "manifest.json").write_text(
         json.dumps({"machine_class": "here", "flags": ["avx2"] * 90})
@@ -42,12 +39,30 @@ def test_figures_are_drawn_and_nothing_else_is_asked_for(browser, page):
         " return [box.width, box.height, svg.querySelectorAll('path').length]; })"
     )
     drawn = browser.run("return [...document.querySelectorAll('h3[id^=figure]')].map(h => h.id)")
-    assert drawn == [f"figure-{s}" for s in plots.FIGURES if f"figure-{s}" in drawn]
+    assert set(drawn) <= {f"figure-{stem}" for stem in plots.FIGURES}
+    # The picture of the answer is first, and the forest comes later.
+    assert drawn[0] == "figure-arms"
     assert {"figure-forest", "figure-waterfall", "figure-ecdf", "figure-scaling"} <= set(drawn)
+    assert "figure-error_rates" in drawn
     assert len(sizes) == len(drawn)
     assert all(width > 500 and height > 100 and paths > 20 for width, height, paths in sizes)
     assert browser.complaints() == []
     assert browser.requests() == [page]
+
+
+def test_the_answers_and_the_first_picture_are_on_the_first_screen(browser, page):
+    browser.open(page, width=1200, height=900)
+    browser.screenshot("report-first-screen", whole=False)
+    tops = browser.run(
+        "return ['.verdict', '#figure-arms', '#arms', '#figure-forest']"
+        ".map(s => document.querySelector(s).getBoundingClientRect().top)"
+    )
+    assert tops == sorted(tops)
+    assert tops[1] < 900
+    answers = browser.run(
+        "return [...document.querySelectorAll('.verdict dt')].map(e => e.innerText)"
+    )
+    assert answers == ["What to run", "Which language", "Which cold store"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

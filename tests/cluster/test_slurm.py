@@ -184,7 +184,7 @@ def test_a_trial_runs_on_a_node_of_its_own(slurm: dict[str, str], tmp_path: Path
 
     verdict = json.loads((tmp_path / "results" / "fleet" / "here.json").read_text(encoding="utf-8"))
     assert verdict["model"] == "tiny-llama"
-    assert {arm["candidate"] for arm in verdict["hot"]["arms"]} >= {"K0", "A1", "A2", "K1"}
+    assert {arm["candidate"] for arm in verdict["arms"]} >= {"K0", "A1", "A2", "K1"}
     (kept,) = (tmp_path / "results" / "fleet" / "here").glob("*/verdict.json")
     assert json.loads(kept.read_text(encoding="utf-8")) == verdict
 

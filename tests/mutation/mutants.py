@@ -356,8 +356,8 @@ COLD = [
         "reading: an error of the disk taken for a torn tail",
         _Z2,
         _SEGMENTS,
-        "        except CorruptSegment:\n            return None\n        return found",
-        "        except ColdError:\n            return None\n        return found",
+        "        except CorruptSegment:\n            return None\n        return record",
+        "        except ColdError:\n            return None\n        return record",
         f"{_FAULTS}::test_what_can_not_be_read_as_a_store_opens_is_not_cut_off",
     ),
     _cold(
@@ -380,8 +380,8 @@ COLD = [
         "fsync: of a batch (RocksDB)",
         _Z1,
         "src/kvtrial/cold/values.py",
-        "snapshot.encode())\n        self._index.write(batch, sync=True)",
-        "snapshot.encode())\n        self._index.write(batch, sync=False)",
+        "spilled.encode())\n        self._index.write(batch, sync=True)",
+        "spilled.encode())\n        self._index.write(batch, sync=False)",
         "tests/unit/test_cold_store.py::test_every_acknowledgement_costs_one_sync_in_either_store[Z1]",
     ),
     _cold(

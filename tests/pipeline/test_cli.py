@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from shown_trial import FEW, decided, steady, trial
 
 from kvtrial import contract
+from kvtrial.run import events
 from kvtrial.tools import command
 
 SUBCOMMANDS = ["verdict", "decide", "generate", "fetch", "doctor", "try", "fleet"]
@@ -62,12 +65,49 @@ def test_an_unknown_run_lists_the_known_ones(tmp_path):
     assert done.stderr == "kvtrial: no run 'run-b'; known: run-a\n"
 
 
-def test_the_verdict_as_json_is_the_file_byte_for_byte(tmp_path):
-    (tmp_path / "run-a").mkdir()
-    text = '{"hot": "é"}\n'
-    (tmp_path / "run-a" / "verdict.json").write_text(text, encoding="utf-8")
-    done = kvtrial("verdict", "--json", KVTRIAL_RESULTS=str(tmp_path), PYTHONUTF8="1")
-    assert (done.returncode, done.stdout) == (0, text)
+def verdict_in(results, verdict):
+    (results / "run-a").mkdir(exist_ok=True)
+    (results / "run-a" / "protocol.json").write_text(json.dumps(FEW), encoding="utf-8")
+    path = results / "run-a" / "verdict.json"
+    path.write_text(json.dumps(verdict, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("without", "code"), [((), 0), (("aa",), 4)])
+def test_the_code_of_a_verdict_says_whether_it_decides(tmp_path, without, code):
+    verdict = decided(without=without, facts={"model": "é"})
+    path = verdict_in(tmp_path, verdict)
+    plain = kvtrial("verdict", KVTRIAL_RESULTS=str(tmp_path), COLUMNS="80")
+    assert (plain.returncode, plain.stderr) == (code, "")
+    assert ("What to run: K2T (FP16)" if code == 0 else "What to run: undecided") in plain.stdout
+    # As it is, byte for byte.
+    as_json = kvtrial("verdict", "--json", KVTRIAL_RESULTS=str(tmp_path), PYTHONUTF8="1")
+    assert (as_json.returncode, as_json.stdout) == (code, path.read_text(encoding="utf-8"))
+
+
+def test_the_codes_are_in_the_help(capsys):
+    for name in ("verdict", "decide"):
+        with pytest.raises(SystemExit):
+            command.main([name, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert "Exit code 0: what to run and which language are decided. 4: the outcome is" in said
+
+
+def test_a_run_of_an_earlier_protocol_says_which_release_decides_it(tmp_path):
+    registered = {**FEW, "version": 2}
+    run_dir = tmp_path / "run-a"
+    run_dir.mkdir()
+    (run_dir / "protocol.json").write_text(json.dumps(registered), encoding="utf-8")
+    (run_dir / "events").mkdir()
+    table = trial(steady(K1=20.0))
+    events.write(table, run_dir / "events" / "m2.parquet")
+    for arguments in (["decide", "run-a"], ["verdict"]):
+        done = kvtrial(*arguments, KVTRIAL_RESULTS=str(tmp_path))
+        assert done.returncode == 1
+        assert (
+            "version 2" in done.stderr and "decided by kvtrial up to commit 17f3a9a" in done.stderr
+        )
+        assert done.stderr.count("\n") == 1
 
 
 def test_an_unknown_subcommand_is_wrong_usage():

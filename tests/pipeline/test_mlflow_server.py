@@ -8,15 +8,14 @@ from pathlib import Path
 
 import mlflow_server
 import pytest
-from trial_events import REGISTERED, flat, trial
+from shown_trial import FEW, decided, steady, trial
 
 from kvtrial import tracking
-from kvtrial.decision.verdict import decide
 from kvtrial.run import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-ARMS = {"K1": 22.0, "K3": 11.0}
+ARMS = {"K1": 22.0, "K3": 20.0}
 
 
 @pytest.fixture
@@ -31,13 +30,13 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 def test_a_trial_is_logged_to_a_remote_server(server, tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    table = trial(flat(**ARMS))
+    table = trial(steady(**ARMS))
     run_dir = tmp_path / "results" / "tiny-1"
     for stage, rows in table.groupby("stage"):
         events.write(rows, run_dir / "events" / f"{stage}.parquet")
-    (run_dir / "protocol.json").write_text(json.dumps(REGISTERED))
+    (run_dir / "protocol.json").write_text(json.dumps(FEW))
     (run_dir / "manifest.json").write_text("{}")
-    (run_dir / "verdict.json").write_text(decide(table, REGISTERED).to_json())
+    (run_dir / "verdict.json").write_text(json.dumps(decided(steady(**ARMS))))
 
     tracking.begin_stage(run_dir, "m2")
     tracking.finish_stage(run_dir, "m2")
@@ -50,7 +49,7 @@ def test_a_trial_is_logged_to_a_remote_server(server, tmp_path, monkeypatch, cap
     experiment = client.get_experiment_by_name("kvtrial")
     runs = client.search_runs([experiment.experiment_id])
     parent = next(run for run in runs if run.data.tags["kvtrial.level"] == "trial")
-    assert parent.data.tags["mlflow.note.content"].startswith("**INCONCLUSIVE")
+    assert parent.data.tags["mlflow.note.content"].startswith("**Run K1 (FP32)**")
     assert parent.info.status == "FINISHED"
     (stage,) = [run for run in runs if run.data.tags["kvtrial.level"] == "stage"]
     arms = [run for run in runs if run.data.tags["kvtrial.level"] == "arm"]

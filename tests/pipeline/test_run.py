@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from kvtrial.contract import StaleBuild
-from kvtrial.host import build, machine
+from kvtrial.host import build, files, machine
 from kvtrial.run import layout, protocol
 from kvtrial.stages import build as stage
 
@@ -123,6 +123,7 @@ def test_a_python_module_of_a_measured_process_is_part_of_the_build(tmp_path):
     measured = (
         "src/kvtrial/hot/paged.py",
         "src/kvtrial/host/machine.py",
+        "src/kvtrial/run/corpus.py",
         "src/kvtrial/stages/m2.py",
     )
     for name in ("CMakeLists.txt", *measured, "src/kvtrial/decision/verdict.py"):
@@ -137,7 +138,7 @@ def test_a_python_module_of_a_measured_process_is_part_of_the_build(tmp_path):
     for name in measured:
         (tmp_path / name).write_text("2", encoding="utf-8")
         found.add(build.identity(tmp_path, tools))
-    assert len(found) == 4
+    assert len(found) == 5
     assert build.identity(tmp_path, {"c_compiler": "gcc 13"}) not in found
 
 
@@ -177,13 +178,13 @@ def test_kernels_that_are_for_the_tests_are_built_anew():
 
 def test_a_file_cut_short_never_bears_the_name(tmp_path, monkeypatch):
     path = tmp_path / "verdict.json"
-    layout.write_text(path, "old")
+    files.write_text(path, "old")
 
     def fails(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fails)
     with pytest.raises(OSError, match="No space left"):
-        layout.write_text(path, "new")
+        files.write_text(path, "new")
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]

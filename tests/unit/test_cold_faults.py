@@ -211,12 +211,12 @@ def test_a_damaged_page_is_named_and_the_session_stays_empty(kind, folder, store
         with pytest.raises(error, match=message):
             cold.restore(tokens(2 * P), store.open_session())
         assert store.pages_free == free
-        (fault,) = cold.verify()
-        assert re.search(message, fault.what)
+        (reported,) = cold.verify()
+        assert re.search(message, reported.what)
         # It says what to delete, by the catalogue's own keys.
         (entry,) = cold.catalogue()
-        assert fault.sequences == (entry.key,)
-        assert cold.delete(*fault.sequences)
+        assert reported.sequences == (entry.key,)
+        assert cold.delete(*reported.sequences)
         cold.spill(store.filled(2 * P, seed=0), tokens(2 * P))
         assert restored(cold, store, 0) == 2 * P
 
@@ -239,8 +239,8 @@ def test_gc_is_not_held_up_by_damage_that_nobody_needs(folder, store):
         with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg .* checksum"):
             cold.gc()  # what is damaged is still needed
         assert segment.exists()
-        (fault,) = cold.verify()
-        cold.delete(*fault.sequences)
+        (reported,) = cold.verify()
+        cold.delete(*reported.sequences)
         cold.gc()
         assert not segment.exists() and cold.verify() == []
 
@@ -257,8 +257,8 @@ def test_damage_of_a_page_that_nobody_needs_says_so_and_gc_takes_it(folder, stor
                 store.filled(2 * P, seed=2), tokens(2 * P, 2), batch_pages=1, progress=interrupt
             )
         damage(folder / "segments" / "00000001.seg", store.filled(2 * P, seed=2).contents()[0][0])
-        (fault,) = cold.verify()
-        assert fault.sequences == ()
+        (reported,) = cold.verify()
+        assert reported.sequences == ()
         cold.gc()
         assert cold.verify() == []
 
@@ -282,7 +282,9 @@ def test_a_disk_that_does_not_give_the_bytes_is_named(folder, store):
             cold.restore(tokens(2 * P), store.open_session())
         assert raised.value.errno == errno.EBADF and isinstance(raised.value, OSError)
         assert store.pages_free == free
-        assert [re.search(message, fault.what) is None for fault in cold.verify()] == [False] * 3
+        assert [re.search(message, reported.what) is None for reported in cold.verify()] == [
+            False
+        ] * 3
         del cold._log._files[1]
         os.close(broken.fd)
         assert restored(cold, store, 0) == 2 * P
@@ -330,8 +332,8 @@ def test_verify_compares_contents_with_their_address(folder, store, monkeypatch)
         monkeypatch.setattr("kvtrial.cold.sessions.content_address", lambda payload: b"?" * 32)
         cold.spill(store.filled(P), tokens(P))
         monkeypatch.undo()
-        (fault,) = cold.verify()
-        assert "not what its address says" in fault.what
+        (reported,) = cold.verify()
+        assert "not what its address says" in reported.what
 
 
 def test_another_process_is_refused_and_a_killed_one_leaves_no_lock(kind, folder, store):
@@ -458,8 +460,8 @@ def test_bytes_that_were_there_once_are_missed(folder, store, gone):
             keys = {entry.key for entry in cold.catalogue()}
             assert len(keys) == 2
             faults = cold.verify()
-            assert {fault.what for fault in faults} == {"the page is missing"}
-            named = {key for fault in faults for key in fault.sequences}
+            assert {reported.what for reported in faults} == {"the page is missing"}
+            named = {key for reported in faults for key in reported.sequences}
             assert len(named) == (1 if gone == "a byte" else 2)
             assert [restored(cold, store, n) for n in (0, 1)] == (
                 [2 * P, P] if gone == "a byte" else [0, 0]
@@ -481,10 +483,10 @@ def test_a_damaged_head_of_what_nobody_needs_is_named_and_in_no_other_segments_w
             cold.delete(tokens(2 * P, first))
         assert cold.verify() == []
         damage(folder / "segments" / "00000001.seg", b"KVR2")
-        (fault,) = cold.verify()
-        assert (fault.key, fault.sequences) == ("", ())
+        (reported,) = cold.verify()
+        assert (reported.key, reported.sequences) == ("", ())
         assert re.fullmatch(
-            r".*00000001\.seg at offset 32: the record's head is damaged", fault.what
+            r".*00000001\.seg at offset 32: the record's head is damaged", reported.what
         )
         before = cold.disk_bytes()
         with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg at offset 32"):
@@ -500,8 +502,8 @@ def test_a_damaged_header_of_the_newest_segment_keeps_nothing_from_opening(folde
     damage(folder / "segments" / "00000001.seg", b"KVTSEG")
     with open_cold("Z2", folder, store.identity()) as cold:
         assert restored(cold, store, 0) == 2 * P
-        (fault,) = cold.verify()
-        assert fault.what.endswith("00000001.seg at offset 0: the file header is damaged")
+        (reported,) = cold.verify()
+        assert reported.what.endswith("00000001.seg at offset 0: the file header is damaged")
         cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
     with open_cold("Z2", folder, store.identity()) as cold:
         assert [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]

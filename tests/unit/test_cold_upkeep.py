@@ -71,14 +71,14 @@ def test_damage_is_named_with_what_to_delete_and_the_command_fails(folder, capsy
         if (at := data.find(pattern)) >= 0:
             file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     code, found = said(capsys, "verify", folder)
-    (fault,) = found["damage"]
-    assert code == 1 and fault["what"]
+    (damage,) = found["damage"]
+    assert code == 1 and damage["what"]
     assert command.main(["cold", "verify", str(folder)]) == 1
     first, second, last = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"page {fault['key'][:16]}: ")
-    assert second.strip() == f"delete {fault['sequences'][0][:16]} and spill again"
+    assert first.startswith(f"page {damage['key'][:16]}: ")
+    assert second.strip() == f"delete {damage['sequences'][0][:16]} and spill again"
     assert last.startswith("damaged pages: 1; ")
-    said(capsys, "delete", folder, *fault["sequences"])
+    said(capsys, "delete", folder, *damage["sequences"])
     code, found = said(capsys, "verify", folder)
     assert (code, found["damage"]) == (0, [])
 

@@ -5,62 +5,80 @@ from __future__ import annotations
 import json
 
 import pytest
-from trial_events import REGISTERED, flat, trial
+from shown_trial import ARMS, decided, steady
 
-from kvtrial.decision.verdict import decide
 from kvtrial.show import fleet
 from kvtrial.tools import command
 
-WINS = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 50.0, "K2": 40.0, "K3": 40.0}
-TIES = {**WINS, "K3": 50.0}
+RUST = {**ARMS, "K3": 10.0}
 
 
 def verdict_file(folder, step_ms, **facts):
-    table = trial(flat(**step_ms))
-    for key, text in facts.items():
-        table.loc[table["metric"] == f"run/{key}", "text"] = text
     folder.mkdir()
     path = folder / "verdict.json"
-    path.write_text(decide(table, REGISTERED).to_json(), encoding="utf-8")
+    verdict = decided(steady(**step_ms), facts=facts)
+    path.write_text(json.dumps(verdict), encoding="utf-8")
     return path
 
 
 @pytest.fixture
 def files(tmp_path):
     return [
-        verdict_file(tmp_path / "b", TIES, machine="m-2", run_id="b"),
-        verdict_file(tmp_path / "a", WINS, machine="m-1", run_id="a"),
+        verdict_file(tmp_path / "b", ARMS, machine="m-2", run_id="b"),
+        verdict_file(tmp_path / "a", RUST, machine="m-1", run_id="a"),
     ]
 
 
-def test_a_row_is_what_was_decided_and_by_what(files):
+def test_a_row_is_the_three_answers_and_by_what(files):
     first, second = fleet.table(files)
-    assert (first["machine"], first["outcome"], first["adopted"]) == ("m-1", "ADOPT", "K3")
-    # 50 ms over 40 ms against K1, the incumbent that K3 beats by least; constant ratios: [x, x].
-    assert first["primary"] == {
-        "challenger": "K3",
-        "incumbent": "K1",
-        "context": 4096,
-        "layouts_differ": False,
-        "ratio": 1.25,
-        "ci95": [1.25, 1.25],
-        "n_blocks": 12,
-    }
-    assert (second["machine"], second["outcome"], second["adopted"]) == ("m-2", "KEEP", "K1")
-    assert second["primary"]["ratio"] == 1.0
+    assert (first["machine"], second["machine"]) == ("m-1", "m-2")
+    # Rust is twice as fast as K1 and faster than FP16: it is the FP32 arm, and no profile passes.
+    assert (first["run"]["store"], first["run"]["profile"]) == ("K3", "fp32")
+    assert first["run"]["over_fp32"] is None
+    assert (first["language"]["outcome"], first["language"]["adopted"]) == ("ADOPT", "K3")
+    decided_by = first["language"]["decided_by"]
+    assert (decided_by["challenger"], decided_by["incumbent"]) == ("K3", "K1")
+    assert decided_by["ratio"] == pytest.approx(2.0, rel=0.01)
+    assert (second["run"]["store"], second["run"]["fp32_store"]) == ("K2T", "K1")
+    assert second["run"]["over_fp32"]["ratio"] == pytest.approx(20 / 14, rel=0.01)
+    assert (second["language"]["outcome"], second["language"]["kind"]) == ("KEEP", "ruled out")
     assert second["cold"] == {"adopted": None, "z1_over_z2": None}
 
 
-def test_the_command_takes_files_and_folders(files, capsys):
+def test_the_comparison_is_the_one_that_the_reason_names(files):
+    for path in files:
+        verdict = fleet.load(path)
+        decided_by = fleet.row(verdict)["language"]["decided_by"]
+        if verdict["language"]["outcome"] == "KEEP":
+            said = f"{decided_by['ratio']:.3f}x the speed of {decided_by['incumbent']}"
+            assert said in verdict["language"]["reason"]
+
+
+def test_the_command_takes_files_and_folders_and_80_columns_do(files, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert command.main(["fleet", str(files[0]), str(files[1].parent), "--json"]) == 0
     assert [row["run_id"] for row in json.loads(capsys.readouterr().out)] == ["a", "b"]
     assert command.main(["fleet", *map(str, files)]) == 0
-    assert "1.250 [1.250, 1.250]" in " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert "x K1 1.43 [1.42, 1.44]" in printed
+    assert "K3/K1 2.00 [1.99, 2.01]" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    # The same for all: said once, and no column.
+    assert printed.count("model: m") == 1 and "protocol: " in printed
 
 
-def test_a_trial_without_a_challenger_has_no_primary_ratio(tmp_path):
-    path = verdict_file(tmp_path / "c", {name: WINS[name] for name in ("K0", "A1", "A2", "K1")})
-    assert fleet.table([path])[0]["primary"] is None
+def test_a_trial_without_a_challenger_has_no_deciding_comparison(tmp_path):
+    path = verdict_file(tmp_path / "c", {name: ARMS[name] for name in ("K0", "A1", "A2", "K1")})
+    row = fleet.table([path])[0]
+    assert row["language"]["decided_by"] is None
+    assert row["run"]["store"] == "K1"
+
+
+def test_a_verdict_of_an_earlier_release_says_so(tmp_path):
+    path = tmp_path / "verdict.json"
+    path.write_text('{"run_id": "r", "hot": {"outcome": "KEEP"}}', encoding="utf-8")
+    with pytest.raises(fleet.BadVerdict, match=r"earlier release.*kvtrial decide RUN"):
+        fleet.load(path)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +88,7 @@ def test_a_trial_without_a_challenger_has_no_primary_ratio(tmp_path):
         ("{not json", "Expecting property name"),
         ("[]", r"\(top level\): \[\] is not of type 'object'"),
         ('{"run_id": "r"}', "'machine' is a required property"),
+        ('{"surprise": 1}', "'surprise' was unexpected"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, files, text, said):
@@ -82,7 +101,7 @@ def test_a_bad_file_is_named(tmp_path, files, text, said):
 
 def test_a_wrong_value_is_named_with_its_key(tmp_path, files):
     verdict = json.loads(files[0].read_text(encoding="utf-8"))
-    verdict["hot"]["outcome"] = "MAYBE"
+    verdict["language"]["outcome"] = "MAYBE"
     files[0].write_text(json.dumps(verdict), encoding="utf-8")
-    with pytest.raises(fleet.BadVerdict, match=r"hot\.outcome: 'MAYBE' is not one of .*ADOPT"):
+    with pytest.raises(fleet.BadVerdict, match=r"language\.outcome: 'MAYBE' is not one of .*ADOPT"):
         fleet.load(files[0])

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from kvtrial.tools.generate import whole_characters
+from pathlib import Path
+
+import pytest
+
+from kvtrial.contract import InvalidArgument
+from kvtrial.host.machine import machine_class
+from kvtrial.tools import command
+from kvtrial.tools.generate import Continuation, whole_characters
+
+TINY = Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf"
 
 BYTES = {0: b"a", 1: b"\xc3", 2: b"\xa9", 3: b"\xf0", 4: b"\x9f", 5: b"\x98", 6: b"\x80"}
 
@@ -17,3 +26,47 @@ def test_a_character_waits_for_its_bytes():
 
 def test_bytes_that_never_become_a_character_are_shown_at_the_end():
     assert list(whole_characters([0, 1], decode)) == ["a", "\N{REPLACEMENT CHARACTER}"]
+
+
+@pytest.fixture
+def selection(tmp_path, monkeypatch):
+    """Write what was adopted on this machine; before that, nothing was."""
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
+
+    def adopt() -> None:
+        (tmp_path / "selection.yaml").write_text(
+            f"{machine_class()}: {{default: K2T, profile: fp16, fp32: K1, reference: K1, retired: [K3], "
+            "cold: Z2, run_id: run-a}"
+        )
+
+    return adopt
+
+
+def said(capsys, *more: str) -> str:
+    """What the command says of the store."""
+    arguments = ["generate", "abc", "--model", str(TINY), "--tokens", "3", *more]
+    assert command.main(arguments) == 0
+    return capsys.readouterr().err
+
+
+def test_it_says_which_store_it_used_and_why(selection, capsys):
+    assert "with K1 (FP32; the default before any verdict)\n" in said(capsys)
+    selection()
+    assert "with K2T (FP16; adopted from the verdict of run-a)\n" in said(capsys)
+    assert "with K1 (FP32; fp32 was asked for; adopted from the verdict of run-a)\n" in said(
+        capsys, "--profile", "fp32"
+    )
+    assert "with K5 (Q8_0; as asked)\n" in said(capsys, "--store", "K5")
+
+
+def test_the_store_is_the_one_that_it_says(selection):
+    selection()
+    made = Continuation("abc", model=str(TINY), tokens=3, profile="fp32")
+    assert (made.store, made.profile) == ("K1", "fp32")
+    assert "".join(made) == "".join(Continuation("abc", model=str(TINY), tokens=3, store="K1"))
+
+
+def test_a_profile_that_was_not_adopted_is_refused(selection):
+    selection()
+    with pytest.raises(InvalidArgument, match=r"allowed: fp16 \(K2T\), fp32 \(K1\)"):
+        Continuation("abc", model=str(TINY), tokens=3, profile="q8_0")

@@ -124,7 +124,7 @@ from kvtrial.host import build, paths, selection
 from kvtrial.run import models, protocol, corpus
 assert kvtrial.__file__.startswith(sys.argv[1]), kvtrial.__file__
 assert paths.checkout() is None
-assert "smollm2-135m-instruct-q4_1" in models.registered()
+assert "smollm2-135m-instruct-q4_1" in models.entries()
 protocol.load(paths.config_file("protocol.yaml"))
 corpus.load_text()
 assert selection.load().default == "K2"

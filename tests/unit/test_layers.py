@@ -2,103 +2,52 @@
 
 from __future__ import annotations
 
-import ast
+import importlib.util
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "src" / "kvtrial"
-
-#: From the lowest up: a room imports from its own row and the rows before it.
-LAYERS = (
-    {"contract", "reference", "_threads"},
-    {"host"},
-    {"candidates"},
-    {"hot", "cold", "engine"},
-    {"conformance", "measure"},
-    {"run"},
-    {"decision"},
-    {"show", "tracking"},
-    {"stages"},
-    {"tools"},
-    {"__main__"},
-)
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+ROOT = Path(__file__).parents[2]
+_SPEC = importlib.util.spec_from_file_location("rooms", ROOT / "scripts" / "rooms.py")
+assert _SPEC is not None and _SPEC.loader is not None
+rooms = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(rooms)
 
 
-def imports(path: Path, package: Path = PACKAGE) -> set[str]:
-    """Modules below kvtrial that a file names in an import, at its top or inside a function."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        for name in names:
-            head, *rest = name.split(".")
-            module = package.joinpath(*rest)
-            if (
-                head == "kvtrial"
-                and rest
-                and (module.is_dir() or module.with_suffix(".py").is_file())
-            ):
-                found.add(".".join(rest))
-    return found
+@pytest.fixture(scope="module")
+def edges() -> dict[str, set[str]]:
+    return rooms.graph()
 
 
-def graph(package: Path = PACKAGE) -> dict[str, set[str]]:
-    """Module → modules that it imports; a package stands for its ``__init__``."""
-    files = {
-        ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in package.rglob("*.py")
-        if path != package / "__init__.py"
-    }
-    return {name: imports(path, package) - {name} for name, path in files.items()}
+def test_imports_point_down(edges):
+    assert rooms.upward(edges) == []
 
 
-def upward(edges: dict[str, set[str]]) -> list[str]:
-    """Imports that point up, as ``a imports b``."""
-    return sorted(
-        f"{module} imports {other}"
-        for module, others in edges.items()
-        for other in others
-        if LEVEL[other.partition(".")[0]] > LEVEL[module.partition(".")[0]]
-    )
+def test_there_is_no_circle(edges):
+    assert rooms.circle(edges) == []
 
 
-def circle(edges: dict[str, set[str]]) -> list[str]:
-    """Modules that import each other in a ring, the first of them again at its end; [] without one."""
-    done: set[str] = set()
-
-    def walk(module: str, path: list[str]) -> list[str]:
-        if module in path:
-            return [*path[path.index(module) :], module]
-        if module in done:
-            return []
-        for other in sorted(edges.get(module, ())):
-            # A package's own head is loaded before any of its modules: no ring of texts.
-            if not module.startswith(f"{other}.") and (ring := walk(other, [*path, module])):
-                return ring
-        done.add(module)
-        return []
-
-    return next((ring for module in sorted(edges) if (ring := walk(module, []))), [])
+def test_kernels_are_looked_at_too(edges):
+    assert "hot._memory" in edges["hot._pages"]
 
 
-def test_imports_point_down():
-    assert upward(graph()) == []
+def test_every_room_is_drawn_as_it_is_now(edges):
+    between = rooms.between_rooms(edges)
+    assert set(between) == set(rooms.COLUMN) | {"_threads", "__main__"}
+    drawn = rooms.DRAWN.read_text(encoding="utf-8")
+    assert drawn == rooms.picture(between), "draw it again: make rooms"
 
 
-def test_there_is_no_circle():
-    assert circle(graph()) == []
+def test_what_another_way_says_is_not_drawn():
+    between = {"show": {"decision", "run"}, "decision": {"run"}, "run": set()}
+    assert rooms.needed_arrows(between) == {("show", "decision"), ("decision", "run")}
 
 
 @pytest.mark.parametrize(
     ("planted", "seen_as"),
     [
         ({"run/paths.py": "from kvtrial.stages import m2\n"}, "upward"),
+        ({"run/paths.pyx": "from kvtrial.stages.m2 cimport x\n"}, "upward"),
         (
             {
                 "hot/a.py": "from kvtrial.hot import b\n",
@@ -114,8 +63,8 @@ def test_a_planted_fault_is_seen(tmp_path, planted, seen_as):
         (tmp_path / name).touch()
     for name, text in planted.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    edges = graph(tmp_path)
+    edges = rooms.graph(tmp_path)
     if seen_as == "upward":
-        assert upward(edges) == ["run.paths imports stages", "run.paths imports stages.m2"]
+        assert "run.paths imports stages.m2" in rooms.upward(edges)
     else:
-        assert circle(edges) == ["hot.a", "hot.b", "hot.a"]
+        assert rooms.circle(edges) == ["hot.a", "hot.b", "hot.a"]

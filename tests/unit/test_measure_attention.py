@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kvtrial.measure.order import mirrored_orders
 
 from kvtrial.candidates import candidates
 from kvtrial.contract import Capability
 from kvtrial.measure import allocations, attention, child, clock
+from kvtrial.measure.rotation import orders
 from kvtrial.measure.stores import Snapshot, budget_bytes, fill, opened
 
 SHAPE = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
@@ -32,7 +32,7 @@ def spec_for(snapshot, names, **more):
     return {
         "shape": SHAPE,
         "candidates": names,
-        "orders": mirrored_orders(names, 6, 1),
+        "orders": orders(names, 6, 1)[:6],
         "snapshots": [str(snapshot)],
         "threads": 1,
         "page_tokens": 16,

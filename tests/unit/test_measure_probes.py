@@ -3,7 +3,6 @@ resolve."""
 
 import functools
 import inspect
-from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,60 +121,6 @@ def test_the_buffer_is_larger_than_the_last_level_cache():
     probe.close()
 
 
-def used(monkeypatch, cpus, **seconds):
-    """A machine of so many CPUs that spends ``seconds`` of each kind after its first look at them."""
-    looks = iter([dict.fromkeys(seconds, 5.0), {kind: 5.0 + s for kind, s in seconds.items()}])
-    monkeypatch.setattr(clock, "now_ns", lambda: 0)
-    monkeypatch.setattr(machine, "cpu_times", lambda: (cpus, next(looks)))
-
-
-@pytest.mark.parametrize(
-    ("cpus", "threads", "share"), [(1, 1, 0.25), (128, 1, 0.25), (128, 2, 0.125)]
-)
-def test_stolen_time_is_a_share_of_what_the_threads_were_to_have(monkeypatch, cpus, threads, share):
-    """2 s of 8 are missed as much on a machine with many CPUs as on one with few."""
-    own = iter([1.0, 7.0])
-    monkeypatch.setattr(probes, "_own_cpu_s", lambda: next(own))
-    used(monkeypatch, cpus, steal=2.0, user=6.0, idle=8.0 * (cpus - 1))
-    meter = probes.CpuMeter(threads)
-    monkeypatch.setattr(clock, "now_ns", lambda: 8_000_000_000)
-    assert meter.stolen_fraction() == pytest.approx(share)
-
-
-def test_what_is_stolen_from_others_is_not_stolen_from_this_process(monkeypatch):
-    """32 other processes lose 1% each: this one lost 1%, too."""
-    own = iter([0.0, 9.9])
-    monkeypatch.setattr(probes, "_own_cpu_s", lambda: next(own))
-    used(monkeypatch, 64, steal=33 * 0.1, user=33 * 9.9, idle=310.0)
-    meter = probes.CpuMeter(1)
-    monkeypatch.setattr(clock, "now_ns", lambda: 10_000_000_000)
-    assert meter.stolen_fraction() == pytest.approx(0.01)
-
-
-def test_a_system_that_does_not_count_steal_says_so(monkeypatch):
-    used(monkeypatch, 2, user=6.0, idle=1.0)
-    assert probes.CpuMeter().stolen_fraction() is None
-
-
-@pytest.mark.parametrize(
-    ("threads", "cpus", "others", "short"),
-    [
-        (1, 2, 1.0, 0.0),  # the other CPU was idle anyway
-        (1, 2, 1.5, 0.5),
-        (2, 2, 0.3, 0.3),
-        (1, 8, 4.0, 0.0),
-        (1, 1, 0.2, 0.2),
-    ],
-)
-def test_what_others_took_counts_where_the_arm_needed_it(monkeypatch, threads, cpus, others, short):
-    monkeypatch.setattr(probes, "_own_cpu_s", lambda: 0.0)
-    used(monkeypatch, cpus, user=10 * (others + threads), idle=3.0)
-    meter = probes.CpuMeter(threads)
-    monkeypatch.setattr(clock, "now_ns", lambda: 10_000_000_000)
-    monkeypatch.setattr(probes, "_own_cpu_s", lambda: 10.0 * threads)
-    assert meter.cpus_short() == pytest.approx(short, abs=1e-6)
-
-
 @pytest.fixture
 def sysfs(monkeypatch):
     """Files below /sys/devices/system/cpu, with what they say."""
@@ -192,18 +137,6 @@ def sysfs(monkeypatch):
         ],
     )
     return files
-
-
-def test_only_the_cpus_of_this_process_count(monkeypatch, sysfs):
-    """CPU 1 is offline: what is listed third is CPU 3."""
-    Times = namedtuple("Times", "user idle guest")
-    listed = [Times(1.0, 10.0, 1.0), Times(2.0, 20.0, 0.0), Times(4.0, 40.0, 2.0)]
-    monkeypatch.setattr("psutil.cpu_times", lambda percpu: listed)
-    monkeypatch.setattr(machine, "affinity", lambda: [0, 3])
-    sysfs["online"] = "0,2-3"
-    assert machine.cpu_times() == (2, {"user": 5.0, "idle": 50.0})
-    sysfs["online"] = "0-63"  # a container that lists three of the host's
-    assert machine.cpu_times() == (3, {"user": 7.0, "idle": 70.0})
 
 
 @pytest.mark.parametrize(
@@ -224,14 +157,6 @@ def test_each_thread_may_have_a_last_level_cache_of_its_own(
             }
     monkeypatch.setattr(machine, "affinity", lambda: cpus)
     assert machine.last_level_cache_bytes(threads) == caches * 32 * 2**20
-
-
-def test_throttling_is_counted_while_the_arm_runs(monkeypatch):
-    counts = iter([7, 9])
-    monkeypatch.setattr(probes.machine, "throttle_events", lambda: next(counts))
-    assert probes.CpuMeter().throttled() == 2
-    monkeypatch.setattr(probes.machine, "throttle_events", lambda: None)
-    assert probes.CpuMeter().throttled() is None
 
 
 def test_the_clock_is_that_of_the_fastest_cpu(monkeypatch):

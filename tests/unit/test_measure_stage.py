@@ -1,39 +1,36 @@
 """Blocks of a stage: resumed, void and run again, and a candidate that takes its process down."""
 
 import json
+import os
 import signal
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
-from kvtrial.decision import gates
+from kvtrial.decision import validity
 from kvtrial.host import build, machine
 from kvtrial.measure import child
+from kvtrial.measure.plan import Hopeless, SamplingPlan
 from kvtrial.run import events
 from kvtrial.run.journal import Journal
 from kvtrial.stages import common
-from kvtrial.stages.common import Block, DoneElsewhere, Stage, StageError, blocks, run_blocks
+from kvtrial.stages.common import Block, CellRun, DoneElsewhere, Stage, StageError, Work, run_cells
 from kvtrial.stages.progress import Progress, duration
 
 CELL = {"context": 512, "sessions": 1, "threads": 1}
-LIMITS = {
-    "bandwidth_drift": 0.15,
-    "spin_drift": 0.1,
-    "frequency_drift": 0.15,
-    "stolen_fraction": 0.1,
-    "stolen_from_an_arm": 0.2,
-    "cpus_short": 0.5,
-    "throttled": 0,
-    "warmup_excess": 0.25,
-    "max_trials": 3,
-}
+LIMITS = {"stood_still_s": 0.5, "disk_faults": 0, "throttled": 0, "most": 2}
 
 
 @pytest.fixture
 def stage(tmp_path):
-    registered = {"gates": LIMITS, "candidates": ["K0", "K1", "K3"]}
+    registered = {
+        "void": LIMITS,
+        "candidates": ["K0", "K1", "K3"],
+        "decision": {"reference": "K1", "challengers": ["K3"]},
+    }
     return Stage("m2", tmp_path / "run", tmp_path / "m.gguf", {}, "default", 2, registered)
 
 
@@ -43,15 +40,20 @@ def module(tmp_path, monkeypatch):
     (tmp_path / "measured.py").write_text(
         textwrap.dedent(
             """
-            import os, signal, sys
+            import os, signal, sys, time
             from kvtrial.host import machine
-            from kvtrial.measure.child import main
+            from kvtrial.measure.child import blamed, main
             def measure(spec, note):
                 with open(spec["log"], "a") as log:
                     log.write(",".join(spec["candidates"]) + "\\n")
                 rows = []
                 for place, name in enumerate(spec["candidates"]):
                     note(name)
+                    if name == spec.get("raises"):
+                        with blamed(name, note):
+                            raise ValueError("at step 40")
+                    while name == spec.get("hangs"):
+                        time.sleep(1)
                     if name == spec.get("bad"):
                         os.kill(os.getpid(), spec.get("signal", signal.SIGSEGV))
                     if name == spec.get("hungry"):
@@ -60,10 +62,7 @@ def module(tmp_path, monkeypatch):
                         raise SystemExit("half way")
                     rows.append({"candidate": name, "place": place, "metric": "m2/step_ms",
                                  "value": float(os.environ["OMP_NUM_THREADS"])})
-                for index in (0, 1):
-                    rows.append({"metric": "probe/spin_ms", "index": index, "value": 5.0})
-                    rows.append({"metric": "probe/read_gb_per_s", "index": index,
-                                 "value": 10.0 + index * spec.get("drift", 0.0)})
+                rows.append({"metric": "rotation/stood_still_s", "value": spec.get("stood_still", 0.0)})
                 return rows
             if __name__ == "__main__":
                 main(measure, sys.argv)
@@ -78,29 +77,24 @@ def started(log):
     return log.read_text().split() if log.exists() else []
 
 
-def run(stage, module, log, planned, **spec):
+def run(stage, module, log, count, names=("K0", "K1"), said=None, **spec):
+    """Blocks of the cell; ``said`` collects why it is hopeless."""
     attempt = Journal(stage.run_dir, "m2").attempt()
-    with Progress("m2", {b.name: 1.0 for b in planned}) as progress:
-        run_blocks(
-            stage,
-            attempt,
-            module,
-            planned,
-            lambda block: {"log": str(log), **spec},
-            progress,
-            gated=True,
-        )
+    work = Work(module, lambda block, own, slow: {"log": str(log), **spec}, list(names))
+    plan = SamplingPlan(first=count, most=count, most_void=LIMITS["most"])
+    with Progress("m2", {Block(CELL, n).name: 1.0 for n in range(count)}) as progress:
+        ended = run_cells([CellRun(stage, attempt, work, CELL, plan)], progress)
+    if said is not None:
+        said.append(ended)
     return attempt
 
 
-def test_blocks_run_in_mirrored_orders_once(stage, module, tmp_path, monkeypatch):
+def test_blocks_run_once(stage, module, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what a pipeline may export for the stage
-    planned = blocks(CELL, 2, ["K0", "K1", "K3"], seed=1)
     log = tmp_path / "log"
-    run(stage, module, log, planned)
-    orders = [line.split(",") for line in started(log)]
-    assert orders[1] == orders[0][::-1]
-    run(stage, module, log, planned)
+    run(stage, module, log, 2, ["K0", "K1", "K3"])
+    assert started(log) == ["K0,K1,K3"] * 2
+    run(stage, module, log, 2, ["K0", "K1", "K3"])
     assert len(started(log)) == 2, "finished blocks ran again"
 
     rows = Journal(stage.run_dir, "m2").all_rows()
@@ -114,39 +108,153 @@ def test_blocks_run_in_mirrored_orders_once(stage, module, tmp_path, monkeypatch
     assert set(frame["binary_sha256"]) == {build.binary_sha256()}
     taken = frame[frame["metric"] == "block/taken_s"]["value"]
     assert len(taken) == 2 and (taken > 0).all()
-    first = steps[steps["block"] == 0].sort_values("place")
-    assert list(first["candidate"]) == orders[0]
 
 
 def test_a_killed_stage_runs_only_what_is_missing(stage, module, tmp_path):
-    planned = blocks(CELL, 4, ["K0", "K1"], seed=1)
     log = tmp_path / "log"
-    run(stage, module, log, planned[:3])
-    run(stage, module, log, planned)
-    assert started(log) == [",".join(b.order) for b in planned]
+    run(stage, module, log, 3)
+    run(stage, module, log, 4)
+    assert len(started(log)) == 4
 
 
-def test_a_void_block_is_run_again_up_to_the_cap_and_every_trial_is_kept(stage, module, tmp_path):
-    planned = blocks(CELL, 1, ["K0", "K1"], seed=1)
-    log = tmp_path / "log"
-    attempt = run(stage, module, log, planned, drift=2.0)  # 10 to 12 GB/s: 20%
-    assert len(started(log)) == LIMITS["max_trials"]
+def test_a_void_block_is_run_again_up_to_the_cap_and_every_run_is_kept(stage, module, tmp_path):
+    """F1: a stop of 20 s inside a step makes the block void, and enters no average."""
+    log, said = tmp_path / "log", []
+    attempt = run(stage, module, log, 1, said=said, stood_still=20.0)
+    assert len(started(log)) == LIMITS["most"] + 1
+    ((_, why),) = said
+    assert isinstance(why, Hopeless) and why.again
+    assert "3 runs of its blocks were void; at most 2 are allowed" in why.reason
     frame = events.to_frame(attempt.rows())
     assert sorted(set(frame["trial"])) == [0, 1, 2]
-    judged = gates.judge(frame, {"gates": LIMITS})
-    assert judged.broken.keys() == {"512x1x1"}
+    judged = validity.judge(frame, {"void": LIMITS})
+    assert judged.summary == {"m2": {"512x1x1": {"valid": 0, "void": 3}}}
+    assert judged.valid_rows.empty
 
 
-def test_drift_inside_the_limit_is_no_reason(stage, module, tmp_path):
+def test_asking_again_goes_on_where_a_disturbed_cell_was_given_up(stage, module, tmp_path):
     log = tmp_path / "log"
-    run(stage, module, log, blocks(CELL, 1, ["K0", "K1"], seed=1), drift=1.4)
+    run(stage, module, log, 2, stood_still=20.0)
+    said = []
+    attempt = run(stage, module, log, 2, said=said, stood_still=0.1)
+    assert said == [None]
+    frame = events.to_frame(attempt.rows())
+    assert validity.judge(frame, {"void": LIMITS}).summary["m2"]["512x1x1"] == {
+        "valid": 2,
+        "void": 3,
+    }
+
+
+def test_a_wait_inside_the_limit_is_no_reason(stage, module, tmp_path):
+    log = tmp_path / "log"
+    run(stage, module, log, 1, stood_still=0.5)
     assert len(started(log)) == 1
 
 
-def test_a_candidate_that_crashes_costs_its_own_column(stage, module, tmp_path, capsys):
-    planned = blocks(CELL, 3, ["K0", "K1", "K3"], seed=1)
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"raises": "K1"}, "while it ran K1: ValueError: at step 40"),
+        ({"hangs": "K1", "step_limit_s": 1.0}, "K1 hung: a step took more than 1 s"),
+    ],
+)
+def test_an_arm_that_raises_or_hangs_costs_its_own_column(stage, module, tmp_path, how, text):
     log = tmp_path / "log"
-    attempt = run(stage, module, log, planned, bad="K1")
+    attempt = run(stage, module, log, 2, ["K0", "K1", "K3"], **how)
+    frame = events.to_frame(attempt.rows())
+    (said,) = frame.loc[frame["metric"] == "failed", "text"]
+    assert text in said
+    steps = frame[frame["metric"] == "m2/step_ms"]
+    assert set(zip(steps["block"], steps["candidate"])) == {
+        (b, c) for b in range(2) for c in ("K0", "K3")
+    }
+    assert started(log) == ["K0,K1,K3", "K0,K3", "K0,K3"]
+
+
+def test_a_process_that_somebody_stopped_does_not_hang(module, tmp_path):
+    """SIGSTOP, or a paused machine: the time that it stood still is not held against its step."""
+    import threading
+
+    log = tmp_path / "log"
+    spec = {"log": str(log), "candidates": ["K1"], "hangs": "K1", "step_limit_s": 2.0}
+    pids: list[int] = []
+    real = child.subprocess.Popen
+
+    class Watched(real):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            pids.append(self.pid)
+
+    def stop_and_go_on():
+        while not (pids and log.exists()):
+            time.sleep(0.05)
+        os.kill(pids[0], signal.SIGSTOP)
+        time.sleep(4)
+        alive.append(Path(f"/proc/{pids[0]}").exists() and not ended)
+        os.kill(pids[0], signal.SIGCONT)
+
+    ended, alive = [], []
+    child.subprocess.Popen = Watched
+    try:
+        thread = threading.Thread(target=stop_and_go_on)
+        thread.start()
+        with pytest.raises(child.ChildDied, match="K1 hung"):
+            child.run(module, spec, 1)
+        ended.append(True)
+        thread.join()
+    finally:
+        child.subprocess.Popen = real
+    assert alive == [True]
+
+
+def test_groups_of_a_block_are_processes_of_their_own(stage, module, tmp_path):
+    log = tmp_path / "log"
+    attempt = Journal(stage.run_dir, "m2").attempt()
+    work = Work(
+        module,
+        lambda block, own, slow: {"log": str(log)},
+        ["K0", "K1", "K3"],
+        lambda cell, names: [["K0", "K1"], ["K1", "K3"]],
+    )
+    plan = SamplingPlan(first=1, most=1)
+    with Progress("m2", {}) as progress:
+        run_cells([CellRun(stage, attempt, work, CELL, plan)], progress)
+    assert started(log) == ["K0,K1", "K1,K3"]
+    frame = events.to_frame(attempt.rows())
+    steps = frame[frame["metric"] == "m2/step_ms"]
+    assert set(zip(steps["group"], steps["candidate"])) == {
+        (0, "K0"),
+        (0, "K1"),
+        (1, "K1"),
+        (1, "K3"),
+    }
+
+
+def test_the_slow_arms_of_a_first_block_are_told_to_the_others(stage, tmp_path, monkeypatch):
+    told = []
+    attempt = Journal(stage.run_dir, "m2").attempt()
+
+    def spec(block, names, slow):
+        told.append(slow)
+        return {}
+
+    rows = [
+        {"candidate": "K0", "metric": "rotation/slow", "value": 1.0},
+        {"candidate": "K1", "metric": "m2/step_ms", "value": 1.0},
+    ]
+    monkeypatch.setattr(common.child, "run_survivors", lambda *a, **k: [dict(r) for r in rows])
+    with Progress("m2", {}) as progress:
+        for count in (2, 3):  # the second time from the journal
+            plan = SamplingPlan(first=count, most=count)
+            run_cells(
+                [CellRun(stage, attempt, Work("m", spec, ["K0", "K1"]), CELL, plan)], progress
+            )
+    assert told == [None, ["K0"], ["K0"]]
+
+
+def test_a_candidate_that_crashes_costs_its_own_column(stage, module, tmp_path, capsys):
+    log = tmp_path / "log"
+    attempt = run(stage, module, log, 3, ["K0", "K1", "K3"], bad="K1")
     frame = events.to_frame(attempt.rows())
     (text,) = frame.loc[frame["metric"] == "failed", "text"]
     assert "SIGSEGV while it ran K1" in text
@@ -161,23 +269,21 @@ def test_a_candidate_that_crashes_costs_its_own_column(stage, module, tmp_path, 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_a_candidate_is_not_blamed_for_what_came_from_outside(stage, module, tmp_path, sent):
     """A kernel short of memory or a batch system ends whoever runs: the stage is to be given again."""
-    planned = blocks(CELL, 1, ["K0", "K1"], seed=1)
     with pytest.raises(StageError, match=f"{sent.name} while it ran K1"):
-        run(stage, module, tmp_path / "log", planned, bad="K1", signal=int(sent))
+        run(stage, module, tmp_path / "log", 1, bad="K1", signal=int(sent))
     rows = Journal(stage.run_dir, "m2").attempt().rows()
     assert [r for r in rows if r["metric"] == "failed"] == []
-    run(stage, module, tmp_path / "log", planned)
+    run(stage, module, tmp_path / "log", 1)
 
 
 def test_code_that_changes_while_a_stage_runs_blames_nobody(stage, module, tmp_path, monkeypatch):
     """The processes of a stage all run what it began with; what is finished stays."""
-    planned = blocks(CELL, 2, ["K0", "K1"], seed=1)
-    run(stage, module, tmp_path / "log", planned[:1])
+    run(stage, module, tmp_path / "log", 1)
     with monkeypatch.context() as patch:
         patch.setattr(build, "fingerprint", lambda: "before the change")
         with pytest.raises(StageError, match="have changed since the stage began"):
-            run(stage, module, tmp_path / "log", planned)
-    attempt = run(stage, module, tmp_path / "log", planned)
+            run(stage, module, tmp_path / "log", 2)
+    attempt = run(stage, module, tmp_path / "log", 2)
     assert len(started(tmp_path / "log")) == 2
     assert [r for r in attempt.rows() if r["metric"] == "failed"] == []
 
@@ -196,7 +302,7 @@ def test_one_that_takes_the_process_down_is_left_out_of_what_others_were_asked(m
 def test_too_little_memory_stops_the_stage_and_blames_no_arm(stage, module, tmp_path):
     """Case: an arm whose pool did not fit beside the others' was ineligible, and left the comparison."""
     with pytest.raises(StageError, match="K3 needs 9 bytes; 1 are available"):
-        run(stage, module, tmp_path / "log", [Block(CELL, 0, ["K0", "K3"])], hungry="K3")
+        run(stage, module, tmp_path / "log", 1, ["K0", "K3"], hungry="K3")
     with pytest.raises(machine.NotEnoughMemory):
         child.failed_row(machine.NotEnoughMemory("1 byte"))
 
@@ -206,7 +312,7 @@ def test_a_process_that_ends_badly_says_how(stage, module, tmp_path):
         child.run(module, {"log": str(tmp_path / "log"), "candidates": ["K3"], "wrong": "K3"}, 1)
     assert caught.value.candidate == "K3"
     with pytest.raises(StageError, match="No module named"):
-        run(stage, "kvtrial.measure.nothing", tmp_path, [Block(CELL, 0, ["K0"])])
+        run(stage, "kvtrial.measure.nothing", tmp_path, 1, ["K0"])
 
 
 def test_a_run_has_one_model_file(tmp_path):

@@ -148,7 +148,7 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path, monkeypatch):
     (tmp_path / "models.yaml").write_text("models:\n\tmine: {path: x}\n", encoding="utf-8")
     monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
     with pytest.raises(ModelsConfigInvalid, match=r"models\.yaml: cannot be read"):
-        models.registered()
+        models.entries()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path, monkeypatch):
 def test_a_wrong_entry_is_named(register, changes, message):
     register(**changes)
     with pytest.raises(ModelsConfigInvalid, match=message):
-        models.registered()
+        models.entries()
 
 
 @pytest.mark.parametrize(

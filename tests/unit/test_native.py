@@ -43,7 +43,7 @@ ATOL = {"fp32": 3e-6, "fp32t": 1e-5}
 
 def open_store(*, form: str = "fp32", poison: bool = False, **changes: Any) -> Any:
     shape = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 59, "budget_bytes": 1 << 22}
-    return _rust.Store(StoreSpec(**(shape | changes)), format=form, debug_poison=poison)
+    return _rust.RustStore(StoreSpec(**(shape | changes)), format=form, debug_poison=poison)
 
 
 def rows(store: Any, n: int, seed: int = 0) -> Any:
@@ -429,7 +429,7 @@ from kvtrial.contract import StoreSpec
 from kvtrial.hot import _rust
 from kvtrial.measure.allocations import count_calls
 
-store = _rust.Store(StoreSpec(1, 6, 2, 64, budget_bytes=1 << 22))
+store = _rust.RustStore(StoreSpec(1, 6, 2, 64, budget_bytes=1 << 22))
 session = store.open_session()
 q, out = np.ones((6, 64), np.float32), np.ones((6, 64), np.float32)
 k = np.ones((1, 2, 64), np.float32)

@@ -13,9 +13,11 @@ from kvtrial import candidates
 from kvtrial.contract import (
     CandidateNotBuilt,
     InvalidArgument,
+    Profile,
     RetiredCandidate,
     UnknownCandidate,
 )
+from kvtrial.host import selection
 from kvtrial.host.machine import machine_class
 
 SHAPE = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 8, "budget_bytes": 1 << 20}
@@ -62,19 +64,87 @@ def test_a_candidate_that_does_not_load_costs_its_own_column(
         candidates.candidates.cache_clear()
 
 
-def test_the_adopted_selection_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def page_format(**arguments: object) -> str:
+    with contextlib.closing(kvtrial.open_store(**SHAPE, **arguments)) as store:  # type: ignore[arg-type]
+        return store.page_format
+
+
+@pytest.fixture
+def adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An FP16 default, with FP32 at hand."""
     monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
     (tmp_path / "selection.yaml").write_text(
-        f"{machine_class()}:\n  default: K2\n  reference: K1\n  retired: [K0]\n  run_id: r\n"
+        f"{machine_class()}:\n  default: K2\n  profile: fp16\n  fp32: K1\n  reference: K1\n"
+        "  retired: [K0]\n  cold: Z2\n  run_id: r\n"
     )
-    assert "fp16" in kvtrial.open_store(**SHAPE).page_format
+
+
+def test_the_adopted_selection_is_obeyed(adopted: None) -> None:
+    assert "fp16" in page_format()
     with pytest.raises(RetiredCandidate, match="trial=True"):
         kvtrial.open_store("K0", **SHAPE)
     kvtrial.open_store("K0", **SHAPE, trial=True).close()
 
 
-def test_k1_is_the_default_before_any_verdict(
+@pytest.mark.parametrize("profile", ["fp32", Profile.FP32])
+def test_fp32_stays_available(adopted: None, profile: Profile | str) -> None:
+    assert "fp32" in page_format(profile=profile)
+    assert "fp16" in page_format(profile="fp16")  # the default's own
+
+
+def test_a_profile_that_was_not_adopted_lists_the_allowed_ones(adopted: None) -> None:
+    with pytest.raises(InvalidArgument, match=r"'q8_0' .*allowed: fp16 \(K2\), fp32 \(K1\)"):
+        kvtrial.open_store(profile="q8_0", **SHAPE)
+
+
+def test_a_name_and_a_profile_are_one_too_many(adopted: None) -> None:
+    with pytest.raises(InvalidArgument, match=r"name 'K1' and profile 'fp32' .*one of the two"):
+        kvtrial.open_store("K1", profile="fp32", **SHAPE)
+
+
+def test_which_one_and_why(adopted: None) -> None:
+    assert [(c.name, why) for c, why in (candidates.choose(*a) for a in CHOICES)] == [
+        ("K2", "adopted from the verdict of r"),
+        ("K1", "fp32 was asked for; adopted from the verdict of r"),
+        ("K5", "as asked"),
+    ]
+
+
+CHOICES = ((None, None), (None, "fp32"), ("K5", None))
+
+
+def test_k1_is_both_before_any_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
+    assert "fp32" in page_format()
+    assert "fp32" in page_format(profile="fp32")
+    for profile in (None, "fp32"):
+        candidate, why = candidates.choose(profile=profile)
+        assert candidate.name == "K1" and why.endswith("the default before any verdict")
+    with pytest.raises(InvalidArgument, match=r"allowed: fp32 \(K1\)"):
+        kvtrial.open_store(profile="fp16", **SHAPE)
+
+
+def test_a_selection_of_an_earlier_release_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It had no profile and no FP32 store; its reference is one, even where the default was edited by hand."""
     monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
-    assert "fp32" in kvtrial.open_store(**SHAPE).page_format
+    path = tmp_path / "selection.yaml"
+    path.write_text(
+        f"{machine_class()}: {{default: K2T, reference: K1, retired: [K3], cold: Z2, run_id: r}}\n"
+    )
+    assert selection.load() == selection.Selection(
+        default="K2T", fp32="K1", reference="K1", retired=("K3",), cold="Z2", run_id="r"
+    )
+    assert "fp16" in page_format()
+    assert "fp32" in page_format(profile="fp32")
+
+
+@pytest.mark.parametrize("text", ["{0}: {{default: K1}}", "{0}: 7", "- a", "{0}: {{"])
+def test_what_is_no_selection_names_file_and_remedy(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
+    (tmp_path / "selection.yaml").write_text(text.format(machine_class()))
+    with pytest.raises(selection.SelectionInvalid, match=r"selection\.yaml: not what `make adopt`"):
+        kvtrial.open_store(**SHAPE)

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from kvtrial.engine.synthetic import Shape, write_synthetic
+from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.measure import child
 from kvtrial.measure.peers import programs
 from kvtrial.measure.stores import opened, shape_of
@@ -17,7 +17,7 @@ from kvtrial.run import models
 pytestmark = pytest.mark.slow
 THREADS = 1
 #: Heads of 64, which llama.cpp turns before it quantises them.
-SHAPE = Shape(
+SHAPE = ModelSizes(
     architecture="llama",
     kind="Q8_0",
     layers=2,

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
-from trial_events import REGISTERED, block_rows, flat, row, trial, with_rows
+from shown_trial import ARMS, FEW, REGISTERED, decided, steady, trial
+from trial_events import row, with_rows
 
 from kvtrial import candidates
-from kvtrial.decision.verdict import decide
+from kvtrial.run import events as tables
 from kvtrial.show import report
-from kvtrial.show.plots import ecdf, forest, restore, style
+from kvtrial.show.plots import FIGURES, arms, ecdf, error_rates, forest, restore, style
+
+
+def write(folder: Path, verdict: dict[str, Any], events: pd.DataFrame) -> str:
+    (folder / "verdict.json").write_text(json.dumps(verdict))
+    (folder / "protocol.json").write_text(json.dumps(FEW))
+    (folder / "manifest.json").write_text(json.dumps({"machine_class": "<here & now>"}))
+    return report.write(folder, events).read_text()
+
+
+@pytest.fixture(scope="module")
+def verdict() -> dict[str, Any]:
+    return decided(missing={"K0": "pool"})
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    events = trial(
-        flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=11.0), missing={"K0": "pool"}
-    )
+def run_dir(tmp_path: Path, verdict: dict[str, Any]) -> Path:
     seconds = [row("m2", "attempt/estimated_s", value=1200.0)]
     at = {"context": 4096}
     seconds += [row("m2", "block/taken_s", block=b, value=500.0 + b, **at) for b in range(3)]
-    events = with_rows(events, seconds)
-    (tmp_path / "verdict.json").write_text(decide(events, REGISTERED).to_json())
-    (tmp_path / "protocol.json").write_text(json.dumps(REGISTERED))
-    (tmp_path / "manifest.json").write_text(json.dumps({"machine_class": "<here & now>"}))
-    report.write(tmp_path, events)
+    write(tmp_path, verdict, with_rows(trial(steady(**ARMS)), seconds))
     return tmp_path
+
+
+def text_of(page: str) -> str:
+    """What the page says, without markup and with single spaces."""
+    body = re.sub(r"<svg.*?</svg>", "", page[page.index("<body>") :], flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
 class _Outside(HTMLParser):
@@ -51,7 +66,15 @@ def test_the_page_fetches_nothing_and_says_the_verdict(run_dir: Path) -> None:
     outside = _Outside()
     outside.feed(page)
     assert outside.fetched == []
-    assert "ADOPT: K3" in page
+    said = text_of(page)
+    run, language, cold = (
+        said.index(question) for question in ("What to run", "Which language", "Which cold store")
+    )
+    assert run < language < cold < said.index("How fast each arm decodes") < said.index("The arms")
+    assert said[run:].startswith("What to run K2T (FP16) K2T (fp16) decodes 1.43x as fast as K1")
+    assert said[language:].startswith("Which language KEEP (ruled out): K1 K3 runs at 1.000x")
+    assert said[cold:].startswith("Which cold store undecided stage cold_tier has no complete")
+    assert "K2T (FP16) 71.3 71.3 71.3 1.429 [1.4" in said
     assert "&lt;here &amp; now&gt;" in page  # what a machine calls itself is escaped
     assert "m2 1,503 (1,200)" in page  # seconds taken, and estimated
 
@@ -68,7 +91,7 @@ def test_the_page_fetches_nothing_and_says_the_verdict(run_dir: Path) -> None:
 def test_the_command_that_makes_the_trial_again(
     changes: dict[str, str], profile: str | None, command: str
 ) -> None:
-    verdict = decide(trial(flat(K0=100.0, K1=22.0, K3=11.0)), REGISTERED).data
+    verdict = decided(steady(K1=22.0), registration=REGISTERED)
     assert report._command({**verdict, **changes}, profile) == command
 
 
@@ -82,44 +105,132 @@ def test_ids_are_unique_over_the_page_and_references_resolve(run_dir: Path) -> N
     assert used <= set(ids)
 
 
-def test_each_figure_is_drawn_and_the_same_events_give_the_same_bytes(run_dir: Path) -> None:
+def test_each_figure_is_drawn_and_the_same_events_give_the_same_bytes(
+    run_dir: Path, verdict: dict[str, Any]
+) -> None:
     names = {p.stem for p in (run_dir / "figures").glob("*.svg")}
-    assert {"forest", "waterfall", "ecdf", "scaling"} <= names
-    before = (run_dir / "figures" / "forest.svg").read_bytes()
-    events = trial(
-        flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=11.0), missing={"K0": "pool"}
-    )
-    report.write(run_dir, events)
-    assert (run_dir / "figures" / "forest.svg").read_bytes() == before
+    assert names == {"arms", "scaling", "forest", "waterfall", "ecdf"}
+    before = {name: (run_dir / "figures" / f"{name}.svg").read_bytes() for name in names}
+    write(run_dir, verdict, trial(steady(**ARMS)))
+    for name, text in before.items():
+        assert (run_dir / "figures" / f"{name}.svg").read_bytes() == text, name
 
 
-def test_a_forest_row_whose_ratio_is_outside_the_panel_is_a_number_there() -> None:
-    """Case: a ratio of 1.7 [1.5, 1.9] was a cut line without a dot or a number."""
-    arms = flat(K0=100.0, A1=80.0, A2=70.0, K1=17.0, K3=10.0)
-    arms["K1"][4096] = [12.0, 24.0] * 6
-    verdict = decide(trial(arms), REGISTERED).data
-    (row,) = [
-        c
-        for c in verdict["hot"]["contrasts"]
-        if (c["challenger"], c["incumbent"], c["context"]) == ("K3", "K1", 4096)
+def test_the_first_picture_is_of_the_arms_without_those_many_times_slower(
+    verdict: dict[str, Any],
+) -> None:
+    assert next(iter(FIGURES)) == "arms"
+    drawn = arms.draw(verdict, tables.to_frame([]))
+    assert drawn is not None
+    # The fastest on top; the chosen one is said.
+    rows = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
+    assert rows[::-1] == ["K2T, run this", "K5", "K1", "K3", "K1T"]
+    assert [axis.get_title() for axis in drawn.axes] == [
+        "512 positions (n = 4)",
+        "4,096 positions, decides (n = 4)",
+        "16,384 positions (n = 4)",
     ]
-    assert row["ratio"] == pytest.approx(288**0.5 / 10) and row["ci95"][0] < 1.4
-    drawn = forest.draw(verdict, trial(arms))
-    assert drawn is not None
-    assert any("1.7" in text.get_text() for text in drawn.axes[0].texts)
+    for axis in drawn.axes:
+        assert axis.get_xlim()[0] > 40  # 5 tokens/s of K0 would squeeze the rest
+        assert len(axis.patches) == 1  # the band of the chosen one
+    (slow,) = [text.get_text() for text in [drawn._supxlabel] if text is not None]
+    assert slow == "not drawn, in tokens/s at 4,096: A2 14.3, A1 12.5, K0 4.99"
+    sizes = [text.get_text() for text in drawn.axes[-1].texts]
+    assert sizes == ["46,080", "46,080", "46,080", "12,240", "23,040", "bytes a token"]
 
 
-def test_what_adopts_stands_in_the_primary_panel_where_the_protocol_says() -> None:
-    arms = flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K3=20.0)
-    verdict = decide(trial(arms), REGISTERED).data
-    verdict["characteristics"]["adopt_at"] = 0.25
-    drawn = forest.draw(verdict, trial(arms))
+def test_the_interval_of_an_arm_is_drawn_where_it_is(verdict: dict[str, Any]) -> None:
+    drawn = arms.draw(verdict, tables.to_frame([]))
     assert drawn is not None
+    (own,) = [a for a in verdict["arms"] if (a["candidate"], a["context"]) == ("K1", 4096)]
+    bars = [
+        line.get_xdata() for line in drawn.axes[1].get_lines() if list(line.get_ydata()) == [2, 2]
+    ]
+    assert [list(bar) for bar in bars] == [own["tokens_per_s_ci95"]]
+
+
+def test_the_forest_has_the_pairs_that_decide_and_none_that_is_far_off(
+    verdict: dict[str, Any],
+) -> None:
+    told = {**verdict, "decision": FEW["decision"]}
+    drawn = forest.draw(told, tables.to_frame([]))
+    assert drawn is not None
+    rows = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
+    # Profiles over the FP32 arm first; K3 over K0, A1 and A2 is 3.5 to 10.
+    assert rows[::-1] == [
+        "K5 / K1",
+        "K2T / K1 (layouts differ)",
+        "K3 / K1",
+        "K3 / K1T (layouts differ)",
+    ]
     dashed = [
         [line.get_xdata()[0] for line in axis.get_lines() if line.get_linestyle() == "--"]
         for axis in drawn.axes
     ]
-    assert dashed == [[1.25], [], []]
+    assert dashed == [[1.1, 1.05], [], []]  # of the language, of what to run; in the primary cell
+
+
+def test_the_pairs_of_the_forest_have_the_intervals_of_their_rules(
+    verdict: dict[str, Any],
+) -> None:
+    found = {(row["top"], row["bottom"]): row["by_context"][4096] for row in forest.pairs(verdict)}
+    profile = next(r for r in verdict["run"]["profiles"] if r["candidate"] == "K2T")
+    against = next(r for r in verdict["language"]["against"] if r["incumbent"] == "K1")
+    assert found["K2T", "K1"] == profile["against_fp32"]["4096"]
+    assert found["K3", "K1"]["ci95"] == against["ci95"]
+
+
+def test_both_arrangements_of_the_error_rates_are_drawn_and_in_the_table(
+    tmp_path: Path, verdict: dict[str, Any]
+) -> None:
+    own = {"adopt_probability": [0.0, 0.012, 0.97], "standard_error": [0.0, 0.001, 0.002]}
+    equal = {**own, "adopt_probability": [0.0, 0.003, 0.81]}
+    rates = {
+        "challenger": "K3",
+        "true_improvement": [0.0, 0.1, 0.13],
+        "arrangements": {"as_measured": own, "all_equal": equal},
+        "simulations": 10_000, "adopt_at": 0.1, "claim": 0.025, "claim_holds": True,
+    }  # fmt: skip
+    simulated = {**verdict, "error_rates": rates}
+    drawn = error_rates.draw(simulated, tables.to_frame([]))
+    assert drawn is not None
+    curves = {
+        text.get_text(): bar.lines[0].get_ydata().tolist()
+        for bar, text in zip(drawn.axes[0].containers, drawn.axes[0].get_legend().get_texts())
+    }
+    assert curves == {
+        "incumbents as measured": own["adopt_probability"],
+        "all incumbents equal": equal["adopt_probability"],
+    }
+    said = text_of(write(tmp_path, simulated, trial(steady(**ARMS))))
+    assert "13.0% 97.00% ± 0.20% 81.00% ± 0.20%" in said
+    assert error_rates.draw(verdict, tables.to_frame([])) is None  # four blocks
+
+
+def test_a_known_answer_that_was_missed_is_said(tmp_path: Path) -> None:
+    missed = decided(planted=1.3)
+    assert missed["run"]["store"] is None
+    said = text_of(write(tmp_path, missed, trial(steady(**ARMS))))
+    assert "What to run undecided a known answer was missed: K1 first over planted is 1.12" in said
+    (planted,) = re.findall(r"first / planted 1\.12 (\S+) .*? NO, and at 99\.9% neither", said)
+    assert float(planted) == pytest.approx(1.3, rel=0.01)
+
+
+def test_a_tail_is_named_with_the_median_of_the_rounds(
+    tmp_path: Path, verdict: dict[str, Any]
+) -> None:
+    contrasts = [dict(c) for c in verdict["contrasts"]]
+    for c in contrasts:
+        c |= {"tail": None}
+    (slow,) = [
+        c
+        for c in contrasts
+        if (c["challenger"], c["incumbent"], c["context"]) == ("K3", "K1", 4096)
+    ]
+    slow |= {"tail": "K3", "median_ratio": 1.0421}
+    said = text_of(write(tmp_path, {**verdict, "contrasts": contrasts}, trial(steady(**ARMS))))
+    assert re.search(r"K3 / K1 4,096 1 1 primary \S+ \S+ to \S+ 1\.0421 K3 ", said)
+    assert not re.search(r"K3 / A1 4,096 1 1 primary \S+ \S+ to \S+ \S+ K3 ", said)
 
 
 def test_an_arm_of_another_package_looks_like_none_of_ours() -> None:
@@ -130,10 +241,9 @@ def test_an_arm_of_another_package_looks_like_none_of_ours() -> None:
 
 
 def test_only_the_pairs_steps_are_drawn_and_an_arm_of_one_context_has_its_label() -> None:
-    arms = {**flat(K0=100.0, K1=22.0), "K3": {4096: [11.0] * 12}}
-    beside = block_rows("aa", "m2/step_ms", {"first": [22.0] * 3}, context=4096)
-    beside += block_rows("control", "m2/step_ms", {"C0": [50.0]}, context=4096)
-    drawn = ecdf.draw({}, with_rows(trial(arms), beside))
+    steps = {**steady(K0=100.0, K1=22.0), "K3": {4096: [11.0] * 4}}
+    beside = [row("control", "m2/step_ms", candidate="C0", context=4096, block=0, value=50.0)]
+    drawn = ecdf.draw({}, with_rows(trial(steps), beside))
     assert drawn is not None
     curves = {line.get_label() for axis in drawn.axes for line in axis.get_lines()}
     assert curves == {"K0", "K1", "K3"}
@@ -151,7 +261,7 @@ def test_the_registered_prefix_alone_is_in_the_figure_of_restores_one_dot_a_bloc
         for block in (0, 1)
         for index in (0, 1, 2)
     ]  # fmt: skip
-    drawn = restore.draw({}, with_rows(trial(flat(K1=22.0)), rows))
+    drawn = restore.draw({}, with_rows(trial(steady(K1=22.0)), rows))
     assert drawn is not None
     dots = [line.get_ydata().tolist() for line in drawn.axes[0].get_lines()]
     assert dots == [[], [51.0, 51.0], [51.0, 51.0]]
@@ -163,7 +273,7 @@ def test_other_engines_are_shown_where_they_were_measured(run_dir: Path) -> None
     row |= {"peer": 1.5, "ratio": 3.0, "ci95": [2.5, 3.6], "n_blocks": 6, "our_arm": "K1"}
     row |= {"peer_setting": "torch 2.15.0, scaled_dot_product_attention with GQA, FP32"}
     (run_dir / "peers.json").write_text(json.dumps([row]))
-    report.write(run_dir, trial(flat(K0=100.0, K1=22.0, K3=11.0)))
+    report.write(run_dir, trial(steady(**ARMS)))
     page = (run_dir / "report.html").read_text()
     assert page.count(">Beside other engines</h") == 2  # the figure and the table
     assert "3.00 [2.50, 3.60]" in page and "torch 2.15.0, scaled_dot" in page

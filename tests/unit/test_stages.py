@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import trial_events
+import shown_trial
 import yaml
+from shown_trial import ARMS, steady
 
 from kvtrial.conformance import TESTS
-from kvtrial.host import machine
+from kvtrial.host import machine, selection
 from kvtrial.measure import exclusive
 from kvtrial.run import events
 from kvtrial.stages import conformance, manifest
@@ -22,19 +24,27 @@ from kvtrial.stages.common import StageError
 from kvtrial.stages.progress import Progress
 from kvtrial.tools import command
 
-RUST_WINS = trial_events.flat(K0=100.0, A1=80.0, A2=70.0, K1=50.0, K2=40.0, K3=40.0)
-RUST_TIES = trial_events.flat(K0=100.0, A1=80.0, A2=70.0, K1=50.0, K2=40.0, K3=50.0)
+#: What to run is an FP16 arm, and Cython stays; and a trial that Rust wins.
+KEEPS = steady(**ARMS)
+RUST_WINS = steady(**{**ARMS, "K3": 10.0})
 
 
-def finished_run(results: Path, step_ms: dict) -> Path:
+def finished_run(results: Path, step_ms: dict, name: str = "run-a") -> Path:
     """A run's folder as its measuring stages leave it."""
-    table = trial_events.trial(step_ms)
-    table.loc[table["metric"] == "run/run_id", "text"] = "run-a"
-    table.loc[table["metric"] == "run/machine", "text"] = machine.machine_class()
-    run_dir = results / "run-a"
+    facts = {"run_id": name, "machine": machine.machine_class()}
+    table = shown_trial.trial(step_ms, facts=facts)
+    run_dir = results / name
     for stage, rows in table.groupby("stage"):
         events.write(rows, run_dir / "events" / f"{stage}.parquet")
-    (run_dir / "protocol.json").write_text(json.dumps(trial_events.REGISTERED), encoding="utf-8")
+    (run_dir / "protocol.json").write_text(json.dumps(shown_trial.FEW), encoding="utf-8")
+    return run_dir
+
+
+def decided_run(results: Path, step_ms: dict, name: str = "run-a") -> Path:
+    """The same with its verdict."""
+    run_dir = finished_run(results, step_ms, name)
+    with shown_trial.evidence():
+        write_verdict(run_dir)
     return run_dir
 
 
@@ -53,21 +63,22 @@ def test_what_a_run_was_begun_with_stays(tmp_path, monkeypatch):
 
 
 def test_the_verdict_is_derived_again_byte_for_byte(tmp_path, monkeypatch, capsys):
-    run_dir = finished_run(tmp_path, RUST_WINS)
-    write_verdict(run_dir)
+    run_dir = decided_run(tmp_path, KEEPS)
     first = (run_dir / "verdict.json").read_bytes()
-    assert json.loads(first)["hot"]["adopted"] == "K3"
+    assert json.loads(first)["run"]["store"] == "K2T"
     assert str(tmp_path) not in first.decode()
     (run_dir / "verdict.json").unlink()
     monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path))
-    assert command.main(["decide", "run-a"]) == 0
+    with shown_trial.evidence():
+        assert command.main(["decide", "run-a"]) == 0
     assert (run_dir / "verdict.json").read_bytes() == first
-    assert "hot store: K3" in capsys.readouterr().out
+    assert "What to run: K2T (FP16)" in capsys.readouterr().out
 
 
 def test_a_verdict_is_derived_again_on_a_machine_without_candidates(tmp_path):
-    """A fresh process in which no candidate, kernel, engine, probe or MLflow can be imported."""
-    run_dir = finished_run(tmp_path, RUST_WINS)
+    """A fresh process in which no candidate, kernel, engine, probe or MLflow can be imported. Nothing is said
+    of parity there, so the verdict is INCONCLUSIVE, which has a code of its own."""
+    run_dir = finished_run(tmp_path, KEEPS)
     write_verdict(run_dir)
     first = (run_dir / "verdict.json").read_bytes()
     (run_dir / "verdict.json").unlink()
@@ -78,7 +89,7 @@ class Refuse(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         parts = name.split(".")
         native = parts[0] == "kvtrial" and parts[-1].startswith("_") and parts[-1][1:2] != "_"
-        ours = ("candidates", "hot", "cold", "conformance", "measure", "generate", "reference")
+        ours = ("candidates", "hot", "cold", "conformance", "reference")
         if name.split(".")[0] == "mlflow" or native or parts[:1] == ["kvtrial"] and parts[1:2] and (
             parts[1] in ours
         ):
@@ -90,56 +101,126 @@ sys.exit(command.main(["decide", sys.argv[1]]))
     done = subprocess.run(
         [sys.executable, "-c", code, str(run_dir)], capture_output=True, text=True, cwd=tmp_path
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 4, done.stderr
     assert (run_dir / "verdict.json").read_bytes() == first
-    assert "hot store: K3" in done.stdout
+    assert "What to run: undecided" in done.stdout
 
 
-def adopted(run_dir: Path, folder: Path) -> dict:
+def adopted(run_dir: Path, folder: Path, *more: str) -> dict:
     arguments = ["--run-dir", run_dir, "--selection", folder / "selection.yaml"]
     arguments += ["--docs", folder / "docs", "--note", run_dir / "adopted.json"]
-    assert adopt.main([str(a) for a in arguments]) == 0
+    assert adopt.main([*map(str, arguments), *more]) == 0
     return yaml.safe_load((folder / "selection.yaml").read_text(encoding="utf-8"))
 
 
-def test_adopting_rust_keeps_k1_as_reference_and_retires_k0(tmp_path):
-    run_dir = finished_run(tmp_path, RUST_WINS)
-    write_verdict(run_dir)
+def test_a_reduced_profile_becomes_the_default_and_fp32_stays(tmp_path, capsys):
+    run_dir = decided_run(tmp_path, KEEPS)
     (tmp_path / "selection.yaml").write_text("other-machine: {default: K1}\n", encoding="utf-8")
     chosen = adopted(run_dir, tmp_path)
     assert chosen["other-machine"] == {"default": "K1"}
     assert chosen[machine.machine_class()] == {
-        "default": "K3",
+        "default": "K2T",
+        "profile": "fp16",
+        "fp32": "K1",
         "reference": "K1",
-        "retired": ["K0"],
+        "retired": ["K3", "K3T", "K4"],
         "cold": None,
         "run_id": "run-a",
     }
+    said = capsys.readouterr().out
+    assert f"adopted from run-a, for {machine.machine_class()}:" in said
+    assert "  open_store(): K1 -> K2T\n  its numerical profile: fp32 -> fp16\n" in said
+    assert '  open_store(profile="fp32"): K1\n' in said
+    assert "  retired: none -> K3, K3T, K4\n" in said
+    assert "session-state.md, " in said
     page = (tmp_path / "docs" / "session-state.md").read_text(encoding="utf-8")
-    assert "| hot, default | **K3** |" in page
-    assert "| 4096 | 1 | 1 | K1 | 20.00 | 50.00 | 50.00 | 12 |" in page
+    assert "| `open_store()`, the default | **K2T** (fp16) | K2T (fp16) decodes 1.43x" in page
+    assert '| `open_store(profile="fp32")` | **K1** (fp32) | KEEP (ruled out): K3 runs at' in page
+    assert "| K1 | 49.9 | 49.9 | 49.9 | - | 46080 | 23301 | - | FP32 arm |" in page
     record = (tmp_path / "docs" / "adr" / "0006-hot-and-cold-kv-tiers.md").read_text("utf-8")
-    assert "Hot tier: **K3** (ADOPT)." in record
+    places = [
+        record.index(f"{question}: **{answer}**")
+        for question, answer in (
+            ("What to run", "K2T (FP16)"),
+            ("Which language", "KEEP (ruled out): K1"),
+            ("Which cold store", "undecided"),
+        )
+    ]
+    assert places == sorted(places)
 
 
-def test_keeping_cython_retires_the_rust_arms(tmp_path):
-    run_dir = finished_run(tmp_path, RUST_TIES)
-    write_verdict(run_dir)
+def test_adopting_rust_keeps_k1_as_reference_and_retires_k0(tmp_path):
+    chosen = adopted(decided_run(tmp_path, RUST_WINS), tmp_path)[machine.machine_class()]
+    assert (chosen["default"], chosen["profile"], chosen["fp32"]) == ("K3", "fp32", "K3")
+    assert (chosen["reference"], chosen["retired"]) == ("K1", ["K0"])
+
+
+def test_what_was_adopted_can_be_undone_with_the_command_that_is_said(tmp_path, capsys):
+    """Also after the same verdict was adopted twice: then the first one's `before` counts."""
+    before = decided_run(tmp_path, RUST_WINS, "run-a")
+    adopted(before, tmp_path)
+    wanted = (tmp_path / "selection.yaml").read_text(encoding="utf-8")
+    after = decided_run(tmp_path, KEEPS, "run-b")
+    adopted(after, tmp_path)
+    adopted(after, tmp_path)
+    said = capsys.readouterr().out
+    (undo,) = {line for line in said.splitlines() if line.startswith("undo: ") and "run-b" in line}
+    program, *arguments = shlex.split(undo.removeprefix("undo: python -m "))
+    assert program == adopt.__name__
+    assert adopt.main(arguments) == 0
+    assert (tmp_path / "selection.yaml").read_text(encoding="utf-8") == wanted
+    assert "  open_store(): K2T -> K3\n" in capsys.readouterr().out
+    with pytest.raises(adopt.NothingToAdopt, match="another verdict was adopted since"):
+        adopt.main(arguments)
+
+
+def test_undoing_the_first_adoption_leaves_the_default_before_any_verdict(tmp_path, monkeypatch):
+    run_dir = decided_run(tmp_path, KEEPS)
+    adopted(run_dir, tmp_path)
+    monkeypatch.setenv("KVTRIAL_SELECTION", str(tmp_path / "selection.yaml"))
+    assert selection.load().default == "K2T"
+    arguments = ["--undo", run_dir / "adopted.json", "--selection", tmp_path / "selection.yaml"]
+    assert adopt.main([str(a) for a in arguments]) == 0
+    assert selection.load() == selection.Selection()
+
+
+def test_an_open_language_leaves_the_fp32_arm_and_retires_nobody(tmp_path):
+    """What to run can be decided where the language can't."""
+    run_dir = decided_run(tmp_path, KEEPS)
+    path = run_dir / "verdict.json"
+    verdict = json.loads(path.read_text(encoding="utf-8"))
+    verdict["language"] |= {"outcome": "INCONCLUSIVE", "kind": None, "reason": "A1 is in doubt"}
+    verdict["language"] |= {"adopted": None, "reference": None, "retired": []}
+    path.write_text(json.dumps(verdict), encoding="utf-8")
     chosen = adopted(run_dir, tmp_path)[machine.machine_class()]
-    assert (chosen["default"], chosen["retired"]) == ("K1", ["K3", "K3T", "K4"])
+    assert (chosen["default"], chosen["fp32"], chosen["reference"]) == ("K2T", "K1", "K1")
+    assert chosen["retired"] == []
 
 
-def test_nothing_is_adopted_from_an_inconclusive_verdict(tmp_path):
-    run_dir = finished_run(tmp_path, {"K1": {4096: [50.0]}})
-    write_verdict(run_dir)
-    with pytest.raises(adopt.NothingToAdopt, match="the verdict is INCONCLUSIVE: "):
+def test_nothing_is_adopted_where_what_to_run_is_undecided(tmp_path):
+    run_dir = finished_run(tmp_path, KEEPS)
+    (run_dir / "events" / "aa.parquet").unlink()
+    with shown_trial.evidence():
+        write_verdict(run_dir)
+    with pytest.raises(adopt.NothingToAdopt, match="what to run is undecided: "):
         adopted(run_dir, tmp_path)
     assert not (tmp_path / "selection.yaml").exists()
 
 
+def test_random_weights_are_adopted_only_where_that_is_asked_for(tmp_path, capsys):
+    run_dir = decided_run(tmp_path, KEEPS)
+    path = run_dir / "verdict.json"
+    verdict = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**verdict, "synthetic": True}), encoding="utf-8")
+    with pytest.raises(adopt.NothingToAdopt, match=r"m has random weights.*make adopt FORCE=1"):
+        adopted(run_dir, tmp_path)
+    assert not (tmp_path / "selection.yaml").exists()
+    adopted(run_dir, tmp_path, "--synthetic")
+    assert "synthetic weights; every model on this machine uses it now" in capsys.readouterr().out
+
+
 def test_nothing_is_adopted_from_another_machine(tmp_path, monkeypatch):
-    run_dir = finished_run(tmp_path, RUST_WINS)
-    write_verdict(run_dir)
+    run_dir = decided_run(tmp_path, KEEPS)
     monkeypatch.setattr(machine, "machine_class", lambda: "aarch64-other-8c")
     with pytest.raises(adopt.NothingToAdopt, match="this is 'aarch64-other-8c'"):
         adopted(run_dir, tmp_path)
@@ -168,7 +249,7 @@ def test_outcomes_of_the_suite_become_events():
 
 def test_what_another_pipeline_removes_meanwhile_is_there_at_the_end(tmp_path, monkeypatch):
     """Case: two pipelines on one run; Snakemake removes the outputs as the second one's job begins."""
-    registered = {**trial_events.REGISTERED, "candidates": ["A2", "K1"]}
+    registered = {**shown_trial.REGISTERED, "candidates": ["A2", "K1"]}
     registered.pop("control")
     (tmp_path / "protocol.json").write_text(json.dumps(registered), encoding="utf-8")
     monkeypatch.setattr(conformance.protocol, "load", lambda path: registered)
@@ -225,9 +306,7 @@ def test_the_suite_says_which_candidate_and_page_size_is_done(tmp_path, monkeypa
 
 
 def test_an_arm_without_a_usable_time_is_a_dash_in_the_written_pages(tmp_path):
-    broken = {**RUST_WINS, "K2": {c: [float("nan")] * len(b) for c, b in RUST_WINS["K2"].items()}}
-    run_dir = finished_run(tmp_path, broken)
-    write_verdict(run_dir)
-    adopted(run_dir, tmp_path)
+    broken = {**KEEPS, "K5": {c: [float("nan")] * len(b) for c, b in KEEPS["K5"].items()}}
+    adopted(decided_run(tmp_path, broken), tmp_path)
     text = (tmp_path / "docs" / "session-state.md").read_text(encoding="utf-8")
-    assert "| 4096 | 1 | 1 | K2 | - | - | - | 12 |" in text
+    assert "| K5 | - | - | - | - | 12240 | 87724 | 0.021 | quality, speed |" in text

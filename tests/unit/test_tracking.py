@@ -15,10 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from trial_events import REGISTERED, flat, trial
+from shown_trial import ARMS, FEW, STEPS, decided, steady, trial
 
 from kvtrial import tracking
-from kvtrial.decision.verdict import decide
 from kvtrial.run import events
 from kvtrial.run.journal import Journal
 from kvtrial.show import report
@@ -29,8 +28,7 @@ from kvtrial.tracking import store as stores
 # MLflow's own imports warn about what other packages deprecate; that is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ARMS = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0, "K3": 11.0}
-TABLE = trial(flat(**ARMS), missing={"K0": "pool"})
+TABLE = trial(steady(**ARMS), missing={"K0": "pool"})
 RUNS_OF_A_STAGE = len(ARMS) * 3
 
 
@@ -56,9 +54,9 @@ def run_dir(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for stage, rows in TABLE.groupby("stage"):
         events.write(rows, folder / "events" / f"{stage}.parquet")
     shutil.copy(empty_database, folder.parent)
-    (folder / "protocol.json").write_text(json.dumps(REGISTERED))
+    (folder / "protocol.json").write_text(json.dumps(FEW))
     (folder / "manifest.json").write_text('{"model": {"name": "tiny"}, "machine_class": "here"}')
-    (folder / "verdict.json").write_text(decide(TABLE, REGISTERED).to_json())
+    (folder / "verdict.json").write_text(json.dumps(decided(missing={"K0": "pool"})))
     return folder
 
 
@@ -95,12 +93,12 @@ def test_a_stage_is_a_child_of_the_trial_and_an_arm_a_child_of_the_stage(run_dir
         "threads": "1",
         "model": "tiny",
     }
-    assert k1.data.metrics["m2/step_ms"] == 22.0
-    assert k1.data.metrics["m2/tokens_per_s"] == pytest.approx(1000 / 22.0, rel=1e-9)
+    assert k1.data.metrics["m2/step_ms"] == pytest.approx(20.0, rel=0.01)
+    assert k1.data.metrics["m2/tokens_per_s"] == pytest.approx(1000 / 20.0, rel=0.01)
     assert parent.data.params["decision.adopt_lower_bound"] == "0.1"
     client = stores.Store(run_dir).client
     history = client.get_metric_history(k1.info.run_id, "m2/step_ms")
-    assert [point.step for point in history] == list(range(12))
+    assert [point.step for point in history] == list(range(4 * STEPS))
     datasets = {
         i.dataset.name: i.dataset for i in client.get_run(parent.info.run_id).inputs.dataset_inputs
     }
@@ -118,10 +116,15 @@ def test_the_verdict_heads_the_trial_with_its_figures_and_tables(run_dir: Path) 
     (parent,) = _runs(run_dir, level="trial")
     (stage,) = _runs(run_dir, level="stage")
     note = parent.data.tags["mlflow.note.content"]
-    assert note.splitlines()[0].startswith("**ADOPT: K3**")
+    assert note.splitlines()[0].startswith("**Run K2T (FP16)**")
     assert f"/runs/{stage.info.run_id})" in note
     assert parent.info.status == "FINISHED"
-    assert parent.data.tags["kvtrial.eligible.K0"] == "lacks: pool"
+    eligible = json.loads(parent.data.tags["kvtrial.eligible"])
+    assert (eligible["K0"], eligible["K1"]) == ("lacks: pool", "yes")
+    answered = ("store", "profile", "fp32_store", "language", "language_kind", "cold_store")
+    assert [parent.data.tags[f"kvtrial.{key}"] for key in answered] == [
+        "K2T", "fp16", "K1", "KEEP", "ruled out", "undecided",
+    ]  # fmt: skip
     arms = _runs(run_dir, level="arm", candidate="K0")
     assert {arm.data.tags["kvtrial.eligible"] for arm in arms} == {"lacks: pool"}
     client = stores.Store(run_dir).client
@@ -130,9 +133,10 @@ def test_the_verdict_heads_the_trial_with_its_figures_and_tables(run_dir: Path) 
         return {entry.path for entry in client.list_artifacts(parent.info.run_id, folder)}
 
     assert artifacts() >= {"manifest.json", "protocol.json", "verdict.json", "report.html"}
-    assert artifacts("figures") >= {"figures/forest.svg", "figures/forest.png"}
+    assert artifacts("figures") >= {"figures/arms.svg", "figures/arms.png", "figures/forest.svg"}
     assert artifacts("tables") == {
-        f"tables/{name}.csv" for name in ("arms", "contrasts", "hypotheses", "eligibility")
+        f"tables/{name}.csv"
+        for name in ("profiles", "arms", "contrasts", "hypotheses", "eligibility")
     }
 
 
@@ -141,8 +145,9 @@ def test_the_same_verdict_twice_adds_no_point_to_a_series(run_dir: Path) -> None
     tracking.log_verdict(run_dir)
     (parent,) = _runs(run_dir, level="trial")
     client = stores.Store(run_dir).client
-    name = "m2/tokens_per_s.K1.4096_1s_1t"
-    assert len(client.get_metric_history(parent.info.run_id, name)) == 1
+    # One point a context: the chart of one metric is its scaling.
+    points = client.get_metric_history(parent.info.run_id, "m2/tokens_per_s.K1")
+    assert sorted(point.step for point in points) == [512, 4096, 16384]
 
 
 def test_the_store_lies_in_results_whatever_the_working_directory(run_dir, monkeypatch) -> None:
@@ -421,7 +426,7 @@ def test_the_store_can_be_made_again_from_results_alone(run_dir: Path) -> None:
     assert len(_runs(run_dir, level="stage", stage="m2")) == 1
     assert len(_runs(run_dir, level="arm", stage="m2")) == RUNS_OF_A_STAGE
     (parent,) = _runs(run_dir, level="trial")
-    assert parent.data.tags["kvtrial.outcome"] == "ADOPT"
+    assert parent.data.tags["kvtrial.store"] == "K2T"
 
 
 def test_every_attempt_is_rebuilt_in_its_state(run_dir: Path) -> None:
@@ -430,6 +435,7 @@ def test_every_attempt_is_rebuilt_in_its_state(run_dir: Path) -> None:
         [*TABLE[TABLE["stage"] == "m2"].to_dict("records"), *forced.to_dict("records")]
     )
     events.write(both, run_dir / "events" / "m2.parquet")
+    (run_dir / "events" / "m1.parquet").unlink()
     left = Journal(run_dir, "m1").attempt()
     left.put("4096x1x1-block00-trial0", forced.head(3).drop(columns="attempt").to_dict("records"))
     command.rebuild(run_dir.parent)

@@ -25,7 +25,7 @@ class Arm:
     def open_poisoned(self, spec: StoreSpec) -> KVStore:
         """A store whose rows without content are NaN."""
         if self.candidate is native.K3T:
-            from kvtrial.hot._rust import Store
+            from kvtrial.hot._rust import RustStore as Store
         else:
             from kvtrial.hot._paged import PagedStore as Store
         store: KVStore = Store(spec, format=self.format, debug_poison=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import shutil
 
+import numpy as np
 import pytest
 import yaml
 from rich.console import Console
-from trial_events import ROOT
+from trial_events import REGISTERED, ROOT
 
 from kvtrial.conformance import isolated
 from kvtrial.contract import UnknownCandidate
@@ -19,13 +21,15 @@ from kvtrial.run.layout import ConfigError
 from kvtrial.tools import trying
 
 
-@pytest.mark.parametrize(
-    ("seconds", "most", "blocks"),
-    [(10.0, 12, 12), (30.0, 12, 6), (45.0, 12, 4), (300.0, 12, 4), (300.0, 3, 3)],
-)
-def test_as_many_whole_pairs_of_blocks_as_fit_into_the_time(seconds, most, blocks):
-    assert trying.DECODE_S == 200.0
-    assert trying.affordable(seconds, most) == blocks
+def test_as_many_blocks_as_two_percent_need_by_their_spread():
+    plan = trying.sampling(REGISTERED, "K3", "K1", None)
+    assert (plan.first, plan.most, plan.pairs) == (6, 16, (("K3", "K1"),))
+    # t for 5 degrees of freedom is 2.5706: (2.5706 * 0.02 / 0.02)^2 = 6.6; a spread of 3% needs 14.9.
+    unit = np.array([1, -1, 1, -1, 1, -1]) / math.sqrt(6 / 5)
+    for spread, blocks in ((0.01, 6), (0.02, 7), (0.03, 15), (0.06, 16)):
+        assert plan.wanted(spread * unit[None, :]) == blocks
+    fixed = trying.sampling(REGISTERED, "K3", "K1", 4)
+    assert (fixed.first, fixed.most) == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +63,10 @@ def small(tmp_path, monkeypatch):
     config = tmp_path / "config"
     shutil.copytree(ROOT / "config", config)
     registered = yaml.safe_load((config / "protocol.yaml").read_text(encoding="utf-8"))
-    registered["decode_steps"] = 4
+    registered["rotation"] |= {"warmup_rounds": 2, "rounds": 8, "alone_steps": 0}
     registered["m1"] |= {"iterations": 2, "warmup_iterations": 1, "rotation_llc_multiple": 0}
     smoke = yaml.safe_load((config / "protocol-smoke.yaml").read_text(encoding="utf-8"))
-    registered["gates"] = smoke["gates"]  # no block is void
+    registered["void"] = smoke["void"]  # throttling voids no block
     registered["probes"] = smoke["probes"]
     (config / "protocol.yaml").write_text(yaml.safe_dump(registered), encoding="utf-8")
     # No one is waited for.
@@ -82,14 +86,12 @@ def small(tmp_path, monkeypatch):
 
 def test_what_can_not_come_to_an_end_is_refused_before_anything_runs(small, monkeypatch):
     monkeypatch.setattr(trying, "_conformance", lambda *a: pytest.fail("the suite was run"))
-    with pytest.raises(ConfigError, match="2 blocks give no interval; give 3 or more"):
-        trying.measure("K2", model="tiny-llama", context=96, count=2)
+    with pytest.raises(ConfigError, match="1 blocks give no interval; give 2 or more"):
+        trying.measure("K2", model="tiny-llama", context=96, count=1)
     with pytest.raises(WorkloadError, match="needs 10000512 tokens"):
         trying.measure("K2", model="tiny-llama", context=10_000_000)
     monkeypatch.setattr(trying.snapshots.machine, "available_memory_bytes", lambda: 1000)
-    said = (
-        r"^1 sessions of 96 positions need 1\.0 GiB of memory, 0\.0 GiB are available: .*--context$"
-    )
+    said = r"^3 arms with 1 sessions of 96 positions need 1\.0 GiB of memory, 0\.0 GiB are available: .*--context$"
     with pytest.raises(ConfigError, match=said):
         trying.measure("K2", model="tiny-llama", context=96)
 
@@ -165,7 +167,7 @@ def test_what_failed_is_said_and_makes_it_unsound():
             "gaps": [],
             "crash": "",
         },
-        "decode": {**ratio, "arms": arms, "same_tokens": False},
+        "decode": {**ratio, "arms": arms, "agreement": {"kld": 2e-4, "top1": 0.97, "shift": 0.3}},
         "attention": {**ratio, "arms": regions},
         "failed": [],
         "void_blocks": 2,
@@ -182,8 +184,8 @@ def test_what_failed_is_said_and_makes_it_unsound():
         "AttentionMasksHoles@P16: a hole leaked",
         "0.85",
         "1.200 times as fast [1.100, 1.300]",
-        "greedy tokens are not K1's",
-        "2 blocks were void",
+        "beside K1's logits: KLD 0.0002, top token equal in 97%",
+        "2 runs of blocks were void",
         "nothing is adopted",
     ):
         assert part in said, part

@@ -10,10 +10,10 @@ rule cold_tier:
         events=RUN.events("cold_tier"),
     log:
         RUN.log("cold_tier"),
-    conda:
-        "../../environment.yml"
     # Before the stages that all wait for the same machine: alone at the end it would leave a core idle.
     priority: 1
+    conda:
+        "../../environment.yml"
     threads: workflow.cores
     resources:
         machine=1,

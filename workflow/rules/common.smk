@@ -4,6 +4,7 @@ from snakemake.utils import validate
 
 from kvtrial.host import build, paths
 from kvtrial.run import layout
+from kvtrial.run.ending import hand_on_sigterm
 
 validate(config, "../schemas/config.schema.yaml")
 
@@ -27,11 +28,12 @@ ESTIMATE = ancient(RUN.estimate)
 
 def modules(*names):
     """Sources below src/kvtrial, files or whole folders: what a stage's outcome rests on."""
-    found = []
+    sources = []
     for name in names:
         path = Path("src/kvtrial") / name
-        found += sorted(f for f in path.rglob("*.*") if f.suffix != ".pyc") if path.is_dir() else [path]
-    return found
+        inside = sorted(f for f in path.rglob("*.*") if f.suffix != ".pyc")
+        sources += inside if path.is_dir() else [path]
+    return sources
 
 
 def if_there(path):

@@ -20,7 +20,7 @@ rule m2:
     params:
         run_dir=RUN.dir,
     message:
-        "m2: whole decodes in blocks"
+        "m2: whole decodes, all arms in rotation"
     shell:
         "python -m kvtrial.stages.m2 --run-dir {params.run_dir:q} --gguf {input.gguf:q}"
         " 2>&1 | tee {log:q}"

@@ -90,7 +90,7 @@ cdef int read_pages(
     cdef const uint8_t *data
     cdef int64_t begun = now_ns(), read_at
     cdef int first = 0, stop, i, state = fill(fd, offset, head)
-    cdef uint64_t want, found
+    cdef uint64_t want, actual
     cdef Piece group
     offset += head.nbytes
     while first < count and state == SOUND:
@@ -109,10 +109,10 @@ cdef int read_pages(
             break
         data = group.at
         for i in range(first, stop):
-            found = moved(data, pages[i])
+            actual = moved(data, pages[i])
             data += pages[i].nbytes
             memcpy(&want, sums + 8 * i, 8)
-            if found != want and pages[i].nbytes > KV_XXH3_SHORT:
+            if actual != want and pages[i].nbytes > KV_XXH3_SHORT:
                 state = i
                 break
         begun = now_ns()
@@ -194,9 +194,9 @@ def read_records(list records):
 def checksum(buffer):
     """XXH3-64 of a buffer longer than `SHORT_BYTES`."""
     cdef Piece piece = piece_of(buffer, PyBUF_SIMPLE)
-    cdef uint64_t found
+    cdef uint64_t digest
     if piece.nbytes <= KV_XXH3_SHORT:
         raise ValueError(f"{piece.nbytes} bytes; this sum is for more than {KV_XXH3_SHORT}")
     with nogil:
-        found = kv_xxh3(piece.at, piece.nbytes)
-    return found
+        digest = kv_xxh3(piece.at, piece.nbytes)
+    return digest

@@ -23,12 +23,9 @@ MAX_BUFFERS = 1024
 
 @dataclass
 class Counters:
-    """Successful calls of this process so far."""
+    """Successful syncs of files by this process so far."""
 
     fsyncs: int = 0
-    directory_fsyncs: int = 0
-    reads: int = 0
-    writes: int = 0
 
 
 counters = Counters()
@@ -60,20 +57,12 @@ def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
 
     Returns the bytes written. `OSError` leaves an unknown part written: the caller truncates.
     """
-    total = 0
-    for n in _move(os.pwritev, fd, buffers, offset):
-        counters.writes += 1
-        total += n
-    return total
+    return sum(_move(os.pwritev, fd, buffers, offset))
 
 
 def read_into(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
     """Fill writable buffers of bytes from ``offset``; returns bytes read, fewer only at the end."""
-    total = 0
-    for n in _move(os.preadv, fd, buffers, offset):
-        counters.reads += 1
-        total += n
-    return total
+    return sum(_move(os.preadv, fd, buffers, offset))
 
 
 def fsync(fd: int) -> None:
@@ -92,7 +81,6 @@ def fsync_dir(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-    counters.directory_fsyncs += 1
 
 
 def make_dir(path: Path) -> None:

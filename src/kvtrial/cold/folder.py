@@ -90,12 +90,12 @@ def _written(file: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        found = json.loads(data.decode("utf-8"))
+        written = json.loads(data.decode("utf-8"))
     except ValueError as error:
         raise ForeignStore(f"{file} is no JSON ({error}); use another folder") from None
-    if not isinstance(found, dict):
-        raise ForeignStore(f"{file} holds {found!r}; use another folder")
-    return found
+    if not isinstance(written, dict):
+        raise ForeignStore(f"{file} holds {written!r}; use another folder")
+    return written
 
 
 def _claim_format(path: Path, kind: str) -> None:

@@ -1,8 +1,8 @@
 """The RocksDB index that both stores share.
 
 Column families: ``prefix`` page key -> meta; ``pages`` page key -> payload (Z1) or location (Z2);
-``snapshots`` key of a spilled sequence's last page -> `Snapshot`; ``ledger`` how far the segments
-are indexed. All puts of a batch go in one atomic write.
+``snapshots``, as it is called on disk, key of a sequence's last page -> `SpilledSequence`; ``ledger``
+how far the segments are indexed. All puts of a batch go in one atomic write.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _BY_ITSELF, _ASKED_FOR = "0.25", "1.0"
 
 _WAL_SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 _GET_US = re.compile(r"rocksdb\.db\.get\.micros .* SUM : (\d+)")
-_SNAPSHOT = struct.Struct("<QdI")
+_SEQUENCE = struct.Struct("<QdI")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SpilledSequence:
     """A spilled sequence: rows, when (seconds since the epoch), and its pages' keys in order."""
 
     rows: int
@@ -47,17 +47,17 @@ class Snapshot:
 
     def encode(self) -> bytes:
         """As it is stored, little-endian."""
-        return _SNAPSHOT.pack(self.rows, self.created, len(self.page_keys)) + b"".join(
+        return _SEQUENCE.pack(self.rows, self.created, len(self.page_keys)) + b"".join(
             self.page_keys
         )
 
     @classmethod
-    def decode(cls, data: bytes) -> Snapshot:
+    def decode(cls, data: bytes) -> SpilledSequence:
         """Inverse of `encode`."""
-        rows, created, n = _SNAPSHOT.unpack_from(data)
-        if len(data) != _SNAPSHOT.size + 32 * n or n == 0:
+        rows, created, n = _SEQUENCE.unpack_from(data)
+        if len(data) != _SEQUENCE.size + 32 * n or n == 0:
             raise CorruptIndex(f"snapshot of {len(data)} bytes that names {n} pages")
-        keys = (data[i : i + 32] for i in range(_SNAPSHOT.size, len(data), 32))
+        keys = (data[i : i + 32] for i in range(_SEQUENCE.size, len(data), 32))
         return cls(rows, created, tuple(keys))
 
 
@@ -174,14 +174,14 @@ class Index:
         except Exception as error:
             raise self._ours(error) from error
 
-    def snapshot(self, family: str) -> Callable[[bytes], bytes | None]:
+    def frozen(self, family: str) -> Callable[[bytes], bytes | None]:
         """A look-up in the family as it is now, whatever is written later."""
-        frozen = self._families[family].snapshot()
+        as_it_is = self._families[family].snapshot()
 
         def get(key: bytes) -> bytes | None:
             try:
-                found: bytes = frozen[key]
-                return found
+                value: bytes = as_it_is[key]
+                return value
             except KeyError:
                 return None
             except Exception as error:
@@ -201,14 +201,14 @@ class Index:
     @property
     def get_us(self) -> int:
         """Microseconds inside RocksDB's gets since this was opened, the binding's own time left out."""
-        found = _GET_US.search(self._options.get_statistics() or "")
-        return int(found[1]) if found else 0
+        counter = _GET_US.search(self._options.get_statistics() or "")
+        return int(counter[1]) if counter else 0
 
     @property
     def syncs(self) -> int:
         """Syncs of the log since this was opened, as RocksDB itself counts them."""
-        found = _WAL_SYNCED.search(self._options.get_statistics() or "")
-        return int(found[1]) if found else 0
+        counter = _WAL_SYNCED.search(self._options.get_statistics() or "")
+        return int(counter[1]) if counter else 0
 
     def clear(self) -> None:
         """Remove every entry."""

@@ -28,7 +28,7 @@ class Stored(NamedTuple):
 
 def stored(index: Index, chain: Sequence[PageKey]) -> list[Stored]:
     """Those pages of a chain that are stored, each compared with what it is asked for."""
-    found = []
+    pages = []
     for page, data in zip(chain, index.get_many("prefix", [p.key for p in chain])):
         if data is None:
             continue
@@ -38,28 +38,28 @@ def stored(index: Index, chain: Sequence[PageKey]) -> list[Stored]:
                 f"key {page.key.hex()[:16]} holds another page's tokens; the stored page is "
                 "neither served nor replaced"
             )
-        found.append(Stored(page, meta))
-    return found
+        pages.append(Stored(page, meta))
+    return pages
 
 
 def longest(index: Index, identity: Identity, tokens: I64) -> list[Stored]:
     """The longest stored prefix: whole pages, then the longest partial page that follows."""
     chain = keys.chain(identity, tokens)
-    found: list[Stored] = []
+    pages: list[Stored] = []
     after: PageKey | None = None  # the first page that isn't stored
     while after is None and (step := list(islice(chain, _TOGETHER))):
         here = stored(index, step)
         whole = sum(want.key == have.page.key for want, have in zip(step, here))
-        found += here[:whole]
+        pages += here[:whole]
         after = step[whole] if whole < len(step) else None
     if after is None:
-        return found
+        return pages
     tails = [
         PageKey(keys.next_key(after.parent, part), after.parent, part)
         for n in range(min(len(after.tokens), identity.page_tokens - 1), 0, -1)
         if (part := after.tokens[:n]) is not None
     ]
-    return found + stored(index, tails)[:1]
+    return pages + stored(index, tails)[:1]
 
 
 def refuse_other_holes(

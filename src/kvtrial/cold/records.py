@@ -24,7 +24,7 @@ import xxhash
 from kvtrial.cold.disk import Buffer
 from kvtrial.cold.errors import FormatMismatch
 
-PAGE, SNAPSHOT, DELETE = 1, 2, 3
+PAGE, SEQUENCE, DELETE = 1, 2, 3
 
 MAGIC = b"KVR2"
 _FILE_MAGIC = b"KVTSEG\x00\x02"
@@ -162,12 +162,14 @@ class Header(NamedTuple):
         magic, *fields, check = _RECORD.unpack_from(data)
         if magic != MAGIC or checksum(memoryview(data)[: HEADER_BYTES - _SUM]) != check:
             return None
-        found = cls(*fields)
+        header = cls(*fields)
         # Pages are of one size, and none is empty.
         fits = (
-            divmod(found.payload_nbytes, found.pages) if found.pages else (1, found.payload_nbytes)
+            divmod(header.payload_nbytes, header.pages)
+            if header.pages
+            else (1, header.payload_nbytes)
         )
-        return found if fits[0] > 0 and fits[1] == 0 else None
+        return header if fits[0] > 0 and fits[1] == 0 else None
 
     def location(self, segment: int, offset: int) -> Location:
         """Where the record lies whose header this is."""

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from kvtrial.cold import disk
 from kvtrial.cold.errors import CorruptSegment
 from kvtrial.cold.records import FILE_HEADER_BYTES, HEADER_BYTES, MAGIC, FileHeader, Header
-from kvtrial.cold.segments import START, Found, Position, SegmentLog
+from kvtrial.cold.segments import START, Position, ScannedRecord, SegmentLog
 
 _WINDOW = 1 << 20
 
 
-def recover(log: SegmentLog, start: Position | None) -> Iterator[list[Found]]:
+def recover(log: SegmentLog, start: Position | None) -> Iterator[list[ScannedRecord]]:
     """Yield the whole batches from ``start`` on (None: all), then cut the torn tail and sync.
 
     Exhaust it before anything is written. Raises `CorruptSegment` for damage that a crash can't have
@@ -34,9 +34,9 @@ def recover(log: SegmentLog, start: Position | None) -> Iterator[list[Found]]:
         else:
             log.end = _first_position(log, number, header, last)
         while batch := _batch_at(log, log.end):
-            found = batch[-1]
-            offset = found.location.offset + found.location.nbytes
-            log.end = Position(number, offset, found.header.batch + 1)
+            newest = batch[-1]
+            offset = newest.location.offset + newest.location.nbytes
+            log.end = Position(number, offset, newest.header.batch + 1)
             log.recovered.replayed_batches += 1
             yield batch
         _end_segment(log, last)
@@ -59,22 +59,22 @@ def _first_position(
     raise CorruptSegment(f"{file.path} at offset 0: the file header is damaged")
 
 
-def _batch_at(log: SegmentLog, at: Position) -> list[Found] | None:
+def _batch_at(log: SegmentLog, at: Position) -> list[ScannedRecord] | None:
     """The batch that begins there, or None where it isn't whole."""
-    batch: list[Found] = []
+    batch: list[ScannedRecord] = []
     offset = at.offset
     while not batch or len(batch) < batch[0].header.records:
-        found = log.record_at(at.segment, offset)
-        if found is None or (found.header.ordinal, found.header.batch) != (len(batch), at.batch):
+        record = log.record_at(at.segment, offset)
+        if record is None or (record.header.ordinal, record.header.batch) != (len(batch), at.batch):
             return None
-        batch.append(found)
-        offset += found.location.nbytes
+        batch.append(record)
+        offset += record.location.nbytes
     return batch
 
 
 def _batches_behind(log: SegmentLog, at: Position) -> set[int]:
     """Batch numbers of the sound record headers that lie anywhere behind a place."""
-    found: set[int] = set()
+    batches: set[int] = set()
     size, offset = log.size(at.segment), at.offset
     window = bytearray(_WINDOW + HEADER_BYTES)
     while offset < size:
@@ -84,10 +84,10 @@ def _batches_behind(log: SegmentLog, at: Position) -> set[int]:
         while 0 <= place < _WINDOW:
             header = data[place : place + HEADER_BYTES]
             if len(header) == HEADER_BYTES and (sound := Header.parse(header)):
-                found.add(sound.batch)
+                batches.add(sound.batch)
             place = data.find(MAGIC, place + 1)
         offset += _WINDOW
-    return found
+    return batches
 
 
 def _end_segment(log: SegmentLog, last: bool) -> None:

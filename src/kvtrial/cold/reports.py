@@ -48,7 +48,7 @@ class Entry(NamedTuple):
     created: float
 
 
-class Fault(NamedTuple):
+class Damage(NamedTuple):
     """A page that `ColdStore.verify` found damaged: its key, what is wrong, and the catalogue's keys of
     the sequences that need it. Without one, `ColdStore.gc` takes it.
 

@@ -15,12 +15,12 @@ from itertools import islice
 
 from kvtrial.cold import disk
 from kvtrial.cold.errors import ColdError, CorruptIndex, CorruptSegment, StorePoisoned
-from kvtrial.cold.index import Batch, Index, Snapshot
+from kvtrial.cold.index import Batch, Index, SpilledSequence
 from kvtrial.cold.page import Page
 from kvtrial.cold.prefix import Stored
-from kvtrial.cold.records import DELETE, PAGE, SNAPSHOT, Location, Record
+from kvtrial.cold.records import DELETE, PAGE, SEQUENCE, Location, Record
 from kvtrial.cold.recovery import recover
-from kvtrial.cold.segments import Found, Position, Recovered, SegmentLog, Wanted
+from kvtrial.cold.segments import Position, Recovered, ScannedRecord, SegmentLog, Wanted
 from kvtrial.cold.store import ColdStore, Progress, Reader
 
 #: gc rewrites a segment once less than this part of it is live.
@@ -31,7 +31,7 @@ THREAD_BYTES = 4 << 20
 MOVE_RECORDS = 8
 
 _CHECKPOINT = struct.Struct("<QQQ")
-_NO_SNAPSHOT = bytes(32)
+_NO_SEQUENCE = bytes(32)
 _NOWHERE = Location(0, 0, 0, 0, 0)
 
 
@@ -69,7 +69,7 @@ class SegmentStore(ColdStore):
         for batch in recover(self._log, start):
             self._apply((f.header.kind, f.header.key, f.meta, f.location) for f in batch)
         if known:
-            self._apply((SNAPSHOT, key, meta, _NOWHERE) for key, meta in known.items())
+            self._apply((SEQUENCE, key, meta, _NOWHERE) for key, meta in known.items())
 
     def _checkpoint(self) -> Position | None:
         """How far the segments are indexed; None where the index can't be gone on with."""
@@ -89,7 +89,7 @@ class SegmentStore(ColdStore):
             if kind == PAGE:
                 puts.put("prefix", key, meta)
                 puts.put("pages", key, location.encode())
-            elif kind == SNAPSHOT:
+            elif kind == SEQUENCE:
                 puts.put("snapshots", key, meta)
             elif kind == DELETE:
                 puts.delete("snapshots", key)
@@ -109,10 +109,10 @@ class SegmentStore(ColdStore):
         locations = self._log.append(records)
         self._apply((r.kind, r.key, r.meta, where) for r, where in zip(records, locations))
 
-    def _write(self, pages: Sequence[Page], snapshot: Snapshot | None) -> None:
+    def _write(self, pages: Sequence[Page], spilled: SpilledSequence | None) -> None:
         records = [Record(PAGE, p.key, p.meta.encode(), p.payload) for p in pages]
-        if snapshot is not None:
-            records.append(Record(SNAPSHOT, snapshot.key, snapshot.encode()))
+        if spilled is not None:
+            records.append(Record(SEQUENCE, spilled.key, spilled.encode()))
         self._append(records)
 
     def _reader(self, stored: Sequence[Stored]) -> Reader:
@@ -139,8 +139,8 @@ class SegmentStore(ColdStore):
             )
         return Location.decode(data)
 
-    def _drop(self, snapshot: Snapshot | None, page_keys: Sequence[bytes]) -> None:
-        key = snapshot.key if snapshot is not None else _NO_SNAPSHOT
+    def _drop(self, spilled: SpilledSequence | None, page_keys: Sequence[bytes]) -> None:
+        key = spilled.key if spilled is not None else _NO_SEQUENCE
         self._append([Record(DELETE, key, b"".join(page_keys))])
 
     def _reclaim(self, progress: Progress) -> None:
@@ -172,7 +172,7 @@ class SegmentStore(ColdStore):
         records = self._log.scan(number)
         while step := list(islice(records, MOVE_RECORDS)):
             with self._using():
-                if moved := [record for found in step if (record := self._moved(found))]:
+                if moved := [record for scanned in step if (record := self._moved(scanned))]:
                     self._poisoning(self._append, moved)
         with self._using():
             self._poisoning(self._remove, number)
@@ -190,17 +190,17 @@ class SegmentStore(ColdStore):
             ) from error
 
     def _damage_between(self) -> list[str]:
-        found: list[str] = []
+        damaged: list[str] = []
         for number in self._log.numbers():
             with suppress(FileNotFoundError):  # gc took it meanwhile
                 damage = self._log.damaged_heads(number)
                 self._log.size(number)
-                found += damage
-        return found
+                damaged += damage
+        return damaged
 
-    def _moved(self, found: Found) -> Record | None:
+    def _moved(self, scanned: ScannedRecord) -> Record | None:
         """A record as it is written again, or None where nothing needs it any more."""
-        header, location, meta = found
+        header, location, meta = scanned
         if header.kind == PAGE:
             if self._index.get("pages", header.key) != location.encode():
                 return None
@@ -208,16 +208,16 @@ class SegmentStore(ColdStore):
             file = self._log.file(location.segment)
             self._log.read([Wanted(header.key, file, location, pages)])
             return Record(PAGE, header.key, meta, pages)
-        if header.kind == SNAPSHOT:
+        if header.kind == SEQUENCE:
             live = self._index.get("snapshots", header.key) == meta
-            return Record(SNAPSHOT, header.key, meta) if live else None
+            return Record(SEQUENCE, header.key, meta) if live else None
         # What it deletes may lie in an older segment that stays, and would come back when the index
         # is rebuilt; what was stored again since must not be deleted.
         gone = [meta[i : i + 32] for i in range(0, len(meta), 32)]
         meta = b"".join(k for k in gone if self._index.get("pages", k) is None)
         stays = self._index.get("snapshots", header.key) is not None
-        key = _NO_SNAPSHOT if stays else header.key
-        if location.segment == self._log.numbers()[0] or (not meta and key == _NO_SNAPSHOT):
+        key = _NO_SEQUENCE if stays else header.key
+        if location.segment == self._log.numbers()[0] or (not meta and key == _NO_SEQUENCE):
             return None
         return Record(DELETE, key, meta)
 

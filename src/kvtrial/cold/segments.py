@@ -59,7 +59,7 @@ class Position(NamedTuple):
 START = Position(0, 0, 1)
 
 
-class Found(NamedTuple):
+class ScannedRecord(NamedTuple):
     """A record met while scanning."""
 
     header: Header
@@ -119,11 +119,11 @@ class SegmentLog:
 
     def numbers(self) -> list[int]:
         """Segments on disk, oldest first."""
-        found = list(self.folder.glob("*.seg"))
-        for path in found:
+        files = list(self.folder.glob("*.seg"))
+        for path in files:
             if not _NAME.fullmatch(path.name):
                 raise ForeignStore(f"{path} is no segment of this store; move it out of its folder")
-        return sorted(int(path.stem) for path in found)
+        return sorted(int(path.stem) for path in files)
 
     def size(self, segment: int) -> int:
         """Bytes of a segment file."""
@@ -131,17 +131,17 @@ class SegmentLog:
 
     def file(self, segment: int) -> SegmentFile:
         """The open file of a segment."""
-        found = self._files.get(segment)
-        if found is None:
+        file = self._files.get(segment)
+        if file is None:
             try:
                 # Of two threads that open it, both go on with one.
-                found = self._files.setdefault(segment, SegmentFile(self.path(segment)))
+                file = self._files.setdefault(segment, SegmentFile(self.path(segment)))
             except FileNotFoundError:
                 raise CorruptSegment(
                     f"{self.path(segment)} is gone and the index points into it; restore it, "
                     "or delete the index folder to go on with what is left"
                 ) from None
-        return found
+        return file
 
     def corrupt(self, location: Location, why: str) -> CorruptSegment:
         """The error for a damaged record."""
@@ -259,7 +259,7 @@ class SegmentLog:
         else:
             with ThreadPoolExecutor(len(parts), thread_name_prefix="kvtrial-cold") as pool:
                 done = list(pool.map(self._read_part, parts))
-        metas = [meta for found, _ in done for meta in found]
+        metas = [meta for part, _ in done for meta in part]
         return metas, np.array([spent for _, spent in done], np.int64).reshape(-1, 2).sum(axis=0)
 
     def _read_part(self, wanted: Sequence[Wanted]) -> tuple[list[bytes], tuple[int, int]]:
@@ -322,7 +322,7 @@ class SegmentLog:
             return None
         return FileHeader.parse(data, str(self.path(segment)))
 
-    def head_at(self, segment: int, offset: int) -> Found | None:
+    def head_at(self, segment: int, offset: int) -> ScannedRecord | None:
         """The record at ``offset``, by its head; None where that is damaged or the file too short."""
         head = bytearray(HEADER_BYTES)
         if self.read_raw(segment, head, offset) < HEADER_BYTES:
@@ -336,22 +336,22 @@ class SegmentLog:
         head = bytearray(location.head_nbytes)
         self.read_raw(segment, head, offset)
         meta = header.meta_of(head)
-        return None if meta is None else Found(header, location, meta)
+        return None if meta is None else ScannedRecord(header, location, meta)
 
-    def record_at(self, segment: int, offset: int) -> Found | None:
+    def record_at(self, segment: int, offset: int) -> ScannedRecord | None:
         """The record at ``offset``, all sums verified; None where it isn't whole."""
-        found = self.head_at(segment, offset)
-        if found is None:
+        record = self.head_at(segment, offset)
+        if record is None:
             return None
-        location = found.location
+        location = record.location
         pages = location.split(memoryview(bytearray(location.payload_nbytes)))
         try:
-            self.read([Wanted(found.header.key, self.file(segment), location, pages)])
+            self.read([Wanted(record.header.key, self.file(segment), location, pages)])
         except CorruptSegment:
             return None
-        return found
+        return record
 
-    def scan(self, segment: int) -> Iterator[Found]:
+    def scan(self, segment: int) -> Iterator[ScannedRecord]:
         """Every record of a recovered segment, by its head; `CorruptSegment` at a damaged one.
 
         Pages are not read: a damaged one that nobody needs any more is in nobody's way.
@@ -359,27 +359,27 @@ class SegmentLog:
         offset = FILE_HEADER_BYTES
         end = self.end.offset if segment == self.end.segment else self.size(segment)
         while offset < min(end, self.size(segment)):
-            found = self.head_at(segment, offset)
-            if found is None:
+            record = self.head_at(segment, offset)
+            if record is None:
                 raise self.corrupt(
                     Location(segment, offset, 0, 0, 0), "the record's head is damaged"
                 )
-            yield found
-            offset += found.location.nbytes
+            yield record
+            offset += record.location.nbytes
 
     def damaged_heads(self, segment: int) -> list[str]:
         """What is wrong with a segment's own header, and the first damaged record head in it; what
         follows that one can't be found from here."""
-        found = []
+        damage = []
         try:
             header = self.header(segment)
             if header is None or header.segment != segment:
-                found.append(f"{self.path(segment)} at offset 0: the file header is damaged")
+                damage.append(f"{self.path(segment)} at offset 0: the file header is damaged")
             for _ in self.scan(segment):
                 pass
         except (CorruptSegment, FormatMismatch, Unreadable) as error:
-            found.append(str(error).partition("; run verify()")[0])
-        return found
+            damage.append(str(error).partition("; run verify()")[0])
+        return damage
 
     def close(self) -> None:
         """Let go of every file."""

@@ -10,8 +10,8 @@
 ``verify``     read everything, and name what is damaged and who needs it
 =============  ==========================================================================
 
-A spilled sequence is a *snapshot*: a list of page keys. Reference counts are not stored: a page is
-referenced as often as snapshots name it. Pages of a spill that was cut short belong to no snapshot;
+A `SpilledSequence` is a list of page keys. Reference counts are not stored: a page is
+referenced as often as sequences name it. Pages of a spill that was cut short belong to no sequence;
 they are served like any other (each is whole) until ``gc`` takes them.
 
 Durability, the same in both stores: a batch is acknowledged (``progress`` is called, or ``spill``
@@ -38,11 +38,11 @@ from typing import Any
 from kvtrial.cold import disk, folder, keys
 from kvtrial.cold.ahead import ahead
 from kvtrial.cold.errors import ColdError, StoreClosed, StorePoisoned
-from kvtrial.cold.index import Index, Snapshot
+from kvtrial.cold.index import Index, SpilledSequence
 from kvtrial.cold.keys import Identity, PageKey
 from kvtrial.cold.page import Page, PageMeta, content_address, valid_rows
 from kvtrial.cold.prefix import Stored, longest, refuse_other_holes, stored
-from kvtrial.cold.reports import Entry, Fault, RestoreTimes, SpillReport
+from kvtrial.cold.reports import Damage, Entry, RestoreTimes, SpillReport
 from kvtrial.cold.sessions import refuse_other, take, validity
 from kvtrial.contract import InvalidArgument, KVSession
 
@@ -110,7 +110,7 @@ class ColdStore(ABC):
         """Open files and recover; must release what it took when it raises."""
 
     @abstractmethod
-    def _write(self, pages: Sequence[Page], snapshot: Snapshot | None) -> None:
+    def _write(self, pages: Sequence[Page], spilled: SpilledSequence | None) -> None:
         """Make one batch durable (one fsync), then visible."""
 
     @abstractmethod
@@ -118,8 +118,8 @@ class ColdStore(ABC):
         """Take hold of the pages, so that they can be read later, whatever is deleted until then."""
 
     @abstractmethod
-    def _drop(self, snapshot: Snapshot | None, page_keys: Sequence[bytes]) -> None:
-        """Forget a snapshot and pages, durably."""
+    def _drop(self, spilled: SpilledSequence | None, page_keys: Sequence[bytes]) -> None:
+        """Forget a sequence and pages, durably."""
 
     @abstractmethod
     def _reclaim(self, progress: Progress) -> None:
@@ -167,8 +167,10 @@ class ColdStore(ABC):
             present = {page.key: meta for page, meta in stored(self._index, chain)}
             missing = [i for i, page in enumerate(chain) if page.key not in present]
             refuse_other_holes(chain, present, valid)
-            snapshot = Snapshot(valid.shape[1], time.time(), tuple(page.key for page in chain))
-            known = self._index.get("snapshots", snapshot.key) is not None
+            spilled = SpilledSequence(
+                valid.shape[1], time.time(), tuple(page.key for page in chain)
+            )
+            known = self._index.get("snapshots", spilled.key) is not None
             batches = [
                 missing[start : start + batch_pages]
                 for start in range(0, max(len(missing), not known), batch_pages)
@@ -178,10 +180,10 @@ class ColdStore(ABC):
             def take_all(batch: list[int]) -> list[Page]:
                 return [take(session, i, chain[i], valid) for i in batch]
 
-            with self._using_pages(snapshot.page_keys), ahead(take_all, batches) as taken:
+            with self._using_pages(spilled.page_keys), ahead(take_all, batches) as taken:
                 for n, pages in enumerate(taken, start=1):
                     last = n == len(batches)
-                    self._poisoning(self._write, pages, snapshot if last else None)
+                    self._poisoning(self._write, pages, spilled if last else None)
                     payload_bytes += sum(page.meta.payload_nbytes for page in pages)
                     progress(min(n * batch_pages, len(missing)), len(missing))
         return SpillReport(
@@ -223,7 +225,7 @@ class ColdStore(ABC):
                 return 0
             starts = range(0, len(pages), RESTORE_PAGES)
             readers = [self._reader(pages[at : at + RESTORE_PAGES]) for at in starts]
-        found = time.perf_counter_ns()
+        looked_up = time.perf_counter_ns()
         valid = valid_rows([meta for _, meta in pages])
         views = session.begin_restore(valid)
         try:
@@ -238,8 +240,8 @@ class ColdStore(ABC):
             session.cancel_restore()
             raise
         session.finish_restore()
-        rest = time.perf_counter_ns() - found - (read_ns + check_ns) // threads
-        self.times = RestoreTimes(found - begun, read_ns, check_ns, max(rest, 0))
+        rest = time.perf_counter_ns() - looked_up - (read_ns + check_ns) // threads
+        self.times = RestoreTimes(looked_up - begun, read_ns, check_ns, max(rest, 0))
         return int(valid.shape[1])
 
     def contains(self, token_ids: Any) -> int:
@@ -251,8 +253,8 @@ class ColdStore(ABC):
     def catalogue(self) -> list[Entry]:
         """The spilled sequences of all identities, newest first."""
         with self._using():
-            snapshots = sorted(self._snapshots(), key=lambda s: -s.created)
-            return [Entry(s.key.hex(), s.rows, len(s.page_keys), s.created) for s in snapshots]
+            sequences = sorted(self._sequences(), key=lambda s: -s.created)
+            return [Entry(s.key.hex(), s.rows, len(s.page_keys), s.created) for s in sequences]
 
     def delete(self, sequence: Any) -> bool:
         """Forget a spilled sequence; False where there is none.
@@ -273,10 +275,10 @@ class ColdStore(ABC):
             data = self._index.get("snapshots", key)
             if data is None:
                 return False
-            snapshot = Snapshot.decode(data)
-            kept = self._needed(but=snapshot.key)
-            unshared = [k for k in snapshot.page_keys if k not in kept]
-            self._poisoning(self._drop, snapshot, unshared)
+            spilled = SpilledSequence.decode(data)
+            kept = self._needed(but=spilled.key)
+            unshared = [k for k in spilled.page_keys if k not in kept]
+            self._poisoning(self._drop, spilled, unshared)
             return True
 
     def gc(self, progress: Progress | None = None) -> int:
@@ -308,7 +310,7 @@ class ColdStore(ABC):
             self._reclaim(progress or _silent)
             return before - self.disk_bytes()
 
-    def verify(self, progress: Progress | None = None) -> list[Fault]:
+    def verify(self, progress: Progress | None = None) -> list[Damage]:
         """Read every page and compare it with its content address, and look at all that stands between
         the pages; an empty list is sound.
 
@@ -328,16 +330,16 @@ class ColdStore(ABC):
                 damage[key] = what
             progress(n, len(page_keys))
         with self._using():
-            snapshots = list(self._snapshots())
-            for snapshot in snapshots:
-                found = self._index.get_many("prefix", snapshot.page_keys)
-                lost = (key for key, data in zip(snapshot.page_keys, found) if data is None)
+            sequences = list(self._sequences())
+            for spilled in sequences:
+                metas = self._index.get_many("prefix", spilled.page_keys)
+                lost = (key for key, data in zip(spilled.page_keys, metas) if data is None)
                 damage |= dict.fromkeys(lost, "the page is missing")
         pages = [
-            Fault(key.hex(), what, tuple(s.key.hex() for s in snapshots if key in s.page_keys))
+            Damage(key.hex(), what, tuple(s.key.hex() for s in sequences if key in s.page_keys))
             for key, what in damage.items()
         ]
-        return pages + [Fault("", what, ()) for what in self._damage_between()]
+        return pages + [Damage("", what, ()) for what in self._damage_between()]
 
     def _damage_between(self) -> list[str]:
         """What is wrong with the files beside the pages; nothing where RocksDB keeps them all."""
@@ -442,12 +444,12 @@ class ColdStore(ABC):
 
     def _needed(self, but: bytes | None = None) -> set[bytes]:
         """Pages of every sequence but one, and of the spill that is under way."""
-        needed = {k for s in self._snapshots() if s.key != but for k in s.page_keys}
+        needed = {k for s in self._sequences() if s.key != but for k in s.page_keys}
         return needed | self._in_use
 
-    def _snapshots(self) -> Iterator[Snapshot]:
+    def _sequences(self) -> Iterator[SpilledSequence]:
         for _, data in self._index.items("snapshots"):
-            yield Snapshot.decode(data)
+            yield SpilledSequence.decode(data)
 
 
 def _size(paths: Iterable[Path]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kvtrial.cold import disk
 from kvtrial.cold.errors import ColdError, CorruptIndex
-from kvtrial.cold.index import FAMILIES, Batch, Index, Snapshot
+from kvtrial.cold.index import FAMILIES, Batch, Index, SpilledSequence
 from kvtrial.cold.page import Page, split
 from kvtrial.cold.prefix import Stored
 from kvtrial.cold.store import ColdStore, Progress, Reader
@@ -23,23 +23,23 @@ class ValueStore(ColdStore):
         disk.make_dir(self.path / "index")
         self._index = Index(self.path / "index", blobs=True)
 
-    def _write(self, pages: Sequence[Page], snapshot: Snapshot | None) -> None:
+    def _write(self, pages: Sequence[Page], spilled: SpilledSequence | None) -> None:
         batch = Batch(self._index)
         for page in pages:
             batch.put("prefix", page.key, page.meta.encode())
             batch.put("pages", page.key, b"".join(page.payload))
-        if snapshot is not None:
-            batch.put("snapshots", snapshot.key, snapshot.encode())
+        if spilled is not None:
+            batch.put("snapshots", spilled.key, spilled.encode())
         self._index.write(batch, sync=True)
 
     def _reader(self, stored: Sequence[Stored]) -> Reader:
-        snapshot = self._index.snapshot("pages")
+        frozen = self._index.frozen("pages")
 
         def read(views: Sequence[list[memoryview]], threads: int) -> tuple[int, int]:
             read_ns = 0
             for (page, meta), into in zip(stored, views):
                 begun = time.perf_counter_ns()
-                payload = snapshot(page.key)
+                payload = frozen(page.key)
                 read_ns += time.perf_counter_ns() - begun
                 if payload is None or len(payload) != meta.payload_nbytes:
                     have = "no value" if payload is None else f"{len(payload)} bytes"
@@ -52,10 +52,10 @@ class ValueStore(ColdStore):
 
         return read
 
-    def _drop(self, snapshot: Snapshot | None, page_keys: Sequence[bytes]) -> None:
+    def _drop(self, spilled: SpilledSequence | None, page_keys: Sequence[bytes]) -> None:
         batch = Batch(self._index)
-        if snapshot is not None:
-            batch.delete("snapshots", snapshot.key)
+        if spilled is not None:
+            batch.delete("snapshots", spilled.key)
         for key in page_keys:
             batch.delete("prefix", key)
             batch.delete("pages", key)

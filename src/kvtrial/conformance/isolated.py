@@ -146,8 +146,8 @@ def _run(
 
 def _listen(said: IO[str], on_outcome: Callable[[str, int], None] | None) -> None:
     for line in said:
-        if on_outcome is not None and (found := _OUTCOME.match(line)):
-            on_outcome(found["test"], int(found["page_tokens"]))
+        if on_outcome is not None and (outcome := _OUTCOME.match(line)):
+            on_outcome(outcome["test"], int(outcome["page_tokens"]))
 
 
 def _ending(code: int, stderr: str) -> str:

@@ -25,8 +25,8 @@ class ModelConfig:
         What the model was trained for; longer sessions run, beyond it.
     tied : bool
         The output matrix is the embedding.
-    qkv_bias, qk_norm : bool
-        Biases after Q, K and V; norms of Q and K (no supported architecture has them).
+    qkv_bias : bool
+        Biases after Q, K and V.
     """
 
     architecture: str
@@ -42,7 +42,6 @@ class ModelConfig:
     context_length: int
     tied: bool
     qkv_bias: bool
-    qk_norm: bool = False
 
     @property
     def neox(self) -> bool:

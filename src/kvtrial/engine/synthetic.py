@@ -1,4 +1,4 @@
-"""Models of a registered shape with seeded random weights, for machines without the real ones.
+"""Models of registered sizes with seeded random weights, for machines without the real ones.
 
 The weights come from integers of PCG64's raw stream, which NumPy keeps stable, and two scales per
 tensor, so a file is the same bytes on every machine. The tokenizer in it is a working byte-level one.
@@ -31,8 +31,8 @@ _CHUNK_BLOCKS = 1 << 17
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Shape of a synthetic model; sizes as in the architecture's own configuration.
+class ModelSizes:
+    """Sizes of a synthetic model, as in the architecture's own configuration.
 
     ``kind`` is the format of the matrices, ``Q8_0`` or ``Q4_1``; ``vocab`` at least 269.
     """
@@ -55,48 +55,48 @@ class Shape:
         return self.q_heads * self.head_dim
 
 
-def write_synthetic(path: str | Path, name: str, shape: Shape) -> None:
-    """Write a GGUF of ``shape``, tied output; `qwen2` has QKV biases."""
-    write_gguf(path, _metadata(name, shape), list(_tensors(shape)))
+def write_synthetic(path: str | Path, name: str, sizes: ModelSizes) -> None:
+    """Write a GGUF of ``sizes``, tied output; `qwen2` has QKV biases."""
+    write_gguf(path, _metadata(name, sizes), list(_tensors(sizes)))
 
 
-def _metadata(name: str, shape: Shape) -> dict[str, Any]:
-    arch = shape.architecture
+def _metadata(name: str, sizes: ModelSizes) -> dict[str, Any]:
+    arch = sizes.architecture
     joined = [merge.replace(" ", "") for merge in _MERGES]
     tokens = [*byte_tokens(), *joined]
-    filler = shape.vocab - len(tokens) - 1
+    filler = sizes.vocab - len(tokens) - 1
     types = [_NORMAL] * len(tokens) + [_UNUSED] * filler + [CONTROL]
     tokens += [f"[unused{i}]" for i in range(filler)] + ["<|endoftext|>"]
     return {
         "general.architecture": arch,
         "general.name": name,
         SYNTHETIC_KEY: True,
-        f"{arch}.block_count": shape.layers,
-        f"{arch}.context_length": shape.context,
-        f"{arch}.embedding_length": shape.hidden,
-        f"{arch}.feed_forward_length": shape.ffn,
-        f"{arch}.attention.head_count": shape.q_heads,
-        f"{arch}.attention.head_count_kv": shape.kv_heads,
-        f"{arch}.rope.freq_base": float(shape.rope_base),
-        f"{arch}.rope.dimension_count": shape.head_dim,
+        f"{arch}.block_count": sizes.layers,
+        f"{arch}.context_length": sizes.context,
+        f"{arch}.embedding_length": sizes.hidden,
+        f"{arch}.feed_forward_length": sizes.ffn,
+        f"{arch}.attention.head_count": sizes.q_heads,
+        f"{arch}.attention.head_count_kv": sizes.kv_heads,
+        f"{arch}.rope.freq_base": float(sizes.rope_base),
+        f"{arch}.rope.dimension_count": sizes.head_dim,
         f"{arch}.attention.layer_norm_rms_epsilon": 1e-6,
-        f"{arch}.vocab_size": shape.vocab,
+        f"{arch}.vocab_size": sizes.vocab,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": _PRE_TOKENIZER[arch],
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array(types, np.int32),
         "tokenizer.ggml.merges": list(_MERGES),
-        "tokenizer.ggml.eos_token_id": shape.vocab - 1,
+        "tokenizer.ggml.eos_token_id": sizes.vocab - 1,
         "tokenizer.ggml.add_bos_token": False,
     }
 
 
-def _tensors(shape: Shape) -> Iterator[TensorToWrite]:
-    hidden, ffn = shape.hidden, shape.ffn
-    kv = shape.kv_heads * shape.head_dim
+def _tensors(sizes: ModelSizes) -> Iterator[TensorToWrite]:
+    hidden, ffn = sizes.hidden, sizes.ffn
+    kv = sizes.kv_heads * sizes.head_dim
     # A stream of its own per tensor: matrices are drawn as they are written, biases at once.
-    streams = (np.random.PCG64([shape.seed, i]) for i in itertools.count())
-    kind = TensorKind[shape.kind]
+    streams = (np.random.PCG64([sizes.seed, i]) for i in itertools.count())
+    kind = TensorKind[sizes.kind]
 
     def matrix(name: str, rows: int, cols: int) -> TensorToWrite:
         chunks = _random_blocks(next(streams), kind, rows * cols // QK, cols)
@@ -110,15 +110,15 @@ def _tensors(shape: Shape) -> Iterator[TensorToWrite]:
         return vector(f"{name}.bias", integers.astype(np.float32) / np.float32(256))
 
     ones = np.ones(hidden, np.float32)
-    yield matrix("token_embd", shape.vocab, hidden)
+    yield matrix("token_embd", sizes.vocab, hidden)
     yield vector("output_norm.weight", ones)
-    for layer in range(shape.layers):
+    for layer in range(sizes.layers):
         block = f"blk.{layer}"
         yield vector(f"{block}.attn_norm.weight", ones)
         yield vector(f"{block}.ffn_norm.weight", ones)
         for part, rows in (("attn_q", hidden), ("attn_k", kv), ("attn_v", kv)):
             yield matrix(f"{block}.{part}", rows, hidden)
-            if shape.architecture == "qwen2":
+            if sizes.architecture == "qwen2":
                 yield bias(f"{block}.{part}", rows)
         yield matrix(f"{block}.attn_output", hidden, hidden)
         yield matrix(f"{block}.ffn_gate", ffn, hidden)

@@ -21,9 +21,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 REBUILD = "make build   (or: snakemake --cores 1 build)"
-#: Below src/kvtrial, whole: the Python that runs beside the kernels in a measured process, and the stages
-#: that say what such a process does. The modules at the package's top belong to them.
-_MEASURED = ("host", "hot", "cold", "engine", "measure", "stages")
+#: Below src/kvtrial, whole: the Python that runs beside the kernels in a measured process, what a run asks
+#: for, and the stages that say what such a process does. The modules at the package's top belong to them.
+_MEASURED = ("host", "hot", "cold", "engine", "measure", "run", "stages")
 #: Below these: what is done with the events when all are there.
 _AFTER = ("stages", "after")
 _LIBRARY_SUFFIXES = {".so", ".dylib"}
@@ -32,12 +32,12 @@ _NATIVE_SUFFIXES = {".c", ".pyx", ".pxd", ".pxi", ".h", ".rs", ".in"}
 
 def native_sources(root: Path = ROOT) -> list[Path]:
     """Every file that a compiled kernel depends on, sorted; relative to ``root``."""
-    found = [Path("CMakeLists.txt")]
+    sources = [Path("CMakeLists.txt")]
     for folder in ("src/kvtrial", "rust"):
         for path in (root / folder).rglob("*"):
             if path.suffix in _NATIVE_SUFFIXES and "target" not in path.parts:
-                found.append(path.relative_to(root))
-    return sorted(found)
+                sources.append(path.relative_to(root))
+    return sorted(sources)
 
 
 def measured_modules(root: Path = ROOT) -> list[Path]:
@@ -66,6 +66,14 @@ def source_hash(root: Path = ROOT) -> str:
 def measured_hash(root: Path = ROOT) -> str:
     """sha256 over names and contents of `measured_modules`."""
     return _hash(root, measured_modules(root))
+
+
+def rows_hash(root: Path = ROOT) -> str:
+    """sha256 over whatever computes rows of K and V from tokens: native sources, engine and stores."""
+    package = root / "src" / "kvtrial"
+    modules = [path for folder in ("engine", "hot") for path in (package / folder).rglob("*.py")]
+    own = sorted(path.relative_to(root) for path in modules)
+    return _hash(root, [*native_sources(root), *own])
 
 
 def _said(command: list[str]) -> str:
@@ -139,8 +147,8 @@ def binary_sha256() -> str:
     # CMake installs the facts and the modules below one folder, which in an editable install is not
     # that of the sources.
     folder = Path(_build_facts.__file__).parent
-    found = [path for path in folder.rglob("*") if path.suffix in _LIBRARY_SUFFIXES]
-    return _hash(folder, sorted(path.relative_to(folder) for path in found))
+    libraries = [path for path in folder.rglob("*") if path.suffix in _LIBRARY_SUFFIXES]
+    return _hash(folder, sorted(path.relative_to(folder) for path in libraries))
 
 
 @functools.cache
@@ -227,6 +235,7 @@ def _main() -> None:
         "build_id": identity(args.root, tools),
         "source_sha256": source_hash(args.root),
         "measured_sha256": measured_hash(args.root),
+        "rows_sha256": rows_hash(args.root),
         "c_flags": args.c_flags,
         "rust_missing": args.rust_missing,
         "clang_missing": args.clang_missing,

@@ -61,14 +61,14 @@ def machine_class() -> str:
 def caches() -> list[dict[str, Any]]:
     """CPU 0's caches, nearest first: level, type (Data, Instruction, Unified), bytes,
     line_bytes."""
-    found = []
+    listed = []
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         size = re.fullmatch(r"(\d+)([KMG]?)", _read(index / "size"))
         level, kind = _read(index / "level"), _read(index / "type")
         if size is None or not level.isdigit():
             continue
         line = _read(index / "coherency_line_size")
-        found.append(
+        listed.append(
             {
                 "level": int(level),
                 "type": kind,
@@ -83,8 +83,8 @@ def caches() -> list[dict[str, Any]]:
         ("hw.l3cachesize", 3, "Unified"),
     ):
         if sys.platform == "darwin" and (text := _sysctl(name)).isdigit() and int(text):
-            found.append({"level": number, "type": kind, "bytes": int(text), "line_bytes": None})
-    return found
+            listed.append({"level": number, "type": kind, "bytes": int(text), "line_bytes": None})
+    return listed
 
 
 def last_level_cache_bytes(threads: int = 1) -> int:
@@ -224,10 +224,10 @@ def frequency_mhz() -> float | None:
     import psutil
 
     try:
-        found = [cpu.current for cpu in psutil.cpu_freq(percpu=True) or [] if cpu.current]
+        clocks = [cpu.current for cpu in psutil.cpu_freq(percpu=True) or [] if cpu.current]
     except (AttributeError, NotImplementedError, OSError, RuntimeError):
         return None
-    return float(max(found)) if found else None
+    return float(max(clocks)) if clocks else None
 
 
 def _read(path: Path) -> str:

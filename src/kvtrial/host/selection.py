@@ -22,12 +22,40 @@ class SelectionInvalid(ValueError):
 
 @dataclass(frozen=True)
 class Selection:
-    """What the runtime obeys. Before any verdict: K1, and nothing is retired."""
+    """What the runtime obeys. Before any verdict K1 is both stores, and nothing is retired.
+
+    Attributes
+    ----------
+    default : str
+        What `kvtrial.open_store` opens without a name.
+    profile : str
+        The default's numerical profile.
+    fp32 : str
+        What it opens with ``profile="fp32"``.
+    reference : str
+        The best Cython arm: the reference path.
+    retired : tuple of str
+        Not to be opened but for a trial.
+    cold : str or None
+        The cold store; None where the verdict left it open.
+    run_id : str or None
+        The run whose verdict was adopted; None before any.
+    """
 
     default: str = "K1"
+    profile: str = "fp32"
+    fp32: str = "K1"
     reference: str = "K1"
     retired: tuple[str, ...] = ()
-    run_id: str = "no verdict yet"
+    cold: str | None = None
+    run_id: str | None = None
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in words."""
+        if self.run_id is None:
+            return "the default before any verdict"
+        return f"adopted from the verdict of {self.run_id}"
 
 
 def load() -> Selection:
@@ -58,9 +86,16 @@ def load() -> Selection:
 
 
 def _read(entry: dict[str, Any]) -> Selection:
+    """An entry of the file. One from before profiles were adopted names FP32 stores alone: its reference is
+    the FP32 store, whatever was written as the default."""
+    default, reference = str(entry["default"]), str(entry["reference"])
+    cold = entry.get("cold")
     return Selection(
-        default=str(entry["default"]),
-        reference=str(entry["reference"]),
+        default=default,
+        profile=str(entry.get("profile", "fp32")),
+        fp32=str(entry.get("fp32", reference)),
+        reference=reference,
         retired=tuple(map(str, entry["retired"])),
+        cold=None if cold is None else str(cold),
         run_id=str(entry["run_id"]),
     )

@@ -1,6 +1,6 @@
 """Hot KV stores: pages in memory and the attention over them, in Cython and in Rust.
 
-Three layers, top down; each knows only the one below:
+Five layers, top down; each knows only the one below:
 
 ==========================  ========================================================================
 **the arms**                `paged` (A2, K1, K1C, K2, K5, K1T, K2T), `flat` (K0, A1), `native` (K3, K3T,
@@ -13,7 +13,8 @@ Three layers, top down; each knows only the one below:
                             is called with (``native/kv_kernel.h``)
 **kernels**                 ``_kernels_scalar``, ``_kernels_simd`` (rows), ``_kernels_panel_simd`` (K
                             transposed); ``_tile.pxd`` is their walk with masks and softmax, ``_rows.pxd``
-                            how a row is stored; ``*_avx512`` and ``*_clang`` are the same texts, built otherwise
+                            how a row is stored; ``*_avx512`` and ``*_clang`` are the same texts built
+                            for another width or by another compiler
 ==========================  ========================================================================
 
 Another kernel over these pages: `paged.open_paged(kernel=…)` and one entry point, as

@@ -26,7 +26,7 @@ from kvtrial.hot._door cimport (
 )
 from kvtrial.hot._flat_scalar cimport FlatRows, attend_grouped, attend_per_query
 from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
-from kvtrial.hot._memory cimport Region
+from kvtrial.hot._memory cimport Memory
 
 cnp.import_array()
 
@@ -48,7 +48,7 @@ cdef class FlatStore(GaplessStore):
         The budget or its ledger has no room for one row in each layer.
     """
 
-    cdef Region _work
+    cdef Memory _work
     cdef bint grouped
 
     def __init__(self, spec, *, bint grouped, bint debug_poison=False):
@@ -58,7 +58,7 @@ cdef class FlatStore(GaplessStore):
         )
         self.grouped = grouped
         try:
-            self._work = Region(
+            self._work = Memory(
                 (self.capacity * self.group + self.heads * self.group * (self.dim + 2))
                 * sizeof(float)
             )
@@ -71,10 +71,10 @@ cdef class FlatStore(GaplessStore):
         cdef FlatSession session
         self.check_holes(position_holes_allowed)
         session = FlatSession.__new__(FlatSession)
-        session.memory = Region(self.layers * self.capacity * self.row_bytes)
+        session.memory = Memory(self.layers * self.capacity * self.row_bytes)
         if self.poison:
             memset(session.memory.data, 0xFF, session.memory.nbytes)
-        session.slot_table = Region(self.layers * sizeof(FlatSlot))
+        session.slot_table = Memory(self.layers * sizeof(FlatSlot))
         session.slots = <FlatSlot *>session.slot_table.data
         session.begin(self)
         return session
@@ -88,8 +88,8 @@ ctypedef struct FlatSlot:
 cdef class FlatSession(GaplessSession):
     """One sequence of a `FlatStore`; the verbs are described in `kvtrial.contract`."""
 
-    cdef Region memory
-    cdef Region slot_table
+    cdef Memory memory
+    cdef Memory slot_table
     cdef FlatSlot *slots
 
     cdef float *rows(self, int64_t lay) noexcept:

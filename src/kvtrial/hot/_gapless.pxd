@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t
 
-from kvtrial.hot._memory cimport Region
+from kvtrial.hot._memory cimport Memory
 
 
 cdef class GaplessStore:
@@ -28,7 +28,7 @@ cdef class GaplessSession:
     cdef readonly GaplessStore store
     cdef readonly uint32_t generation
     cdef bint open
-    cdef Region _table
+    cdef Memory _table
     cdef int64_t *ends
 
     cdef int begin(self, GaplessStore store) except -1

@@ -21,7 +21,7 @@ from kvtrial.contract import (
 )
 
 from kvtrial.hot._door cimport integer, layer_index
-from kvtrial.hot._memory cimport Region
+from kvtrial.hot._memory cimport Memory
 
 cnp.import_array()
 
@@ -131,7 +131,7 @@ cdef class GaplessSession:
 
     cdef int begin(self, GaplessStore store) except -1:
         """Makes a new object the store's newest session, empty."""
-        self._table = Region(store.layers * sizeof(int64_t))
+        self._table = Memory(store.layers * sizeof(int64_t))
         self.ends = <int64_t *>self._table.data
         self.store = store
         store.generations += 1

@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t
 
 
-cdef class Region:
+cdef class Memory:
     cdef unsigned char *data
     cdef readonly int64_t nbytes
 

@@ -37,7 +37,7 @@ cdef extern from "<sys/mman.h>":
     int munmap(void *, size_t) nogil
 
 
-cdef class Region:
+cdef class Memory:
     """``nbytes`` of zeros (rounded up to whole pages). Views hold it, and outlive a closed store."""
 
     def __cinit__(self, int64_t nbytes):
@@ -54,7 +54,7 @@ cdef class Region:
     cdef object view(
         self, void *at, int ndim, Py_ssize_t *shape, Py_ssize_t *strides, int kind, bint writable
     ):
-        """An array over part of the region that keeps the region alive."""
+        """An array over part of the memory that keeps it alive."""
         cdef int flags = cnp.NPY_ARRAY_WRITEABLE if writable else 0
         array = cnp.PyArray_New(
             cnp.ndarray, ndim, <cnp.npy_intp *>shape, kind, <cnp.npy_intp *>strides, at, 0,

@@ -42,7 +42,7 @@ from kvtrial.hot._door cimport (
 )
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._kernels_scalar cimport span_scalar
-from kvtrial.hot._memory cimport Region
+from kvtrial.hot._memory cimport Memory
 from kvtrial.hot._pages cimport Owner, PagePool
 from kvtrial.hot._rows cimport (
     FP16,
@@ -89,7 +89,7 @@ cdef class PagedStore:
     cdef Layout layout
     cdef kv_span_fn kernel
     cdef object _kernel_owner, _ledger, _reservation
-    cdef Region _work
+    cdef Memory _work
     # The spec's shape as integers of the machine: `heads` and `first_query` are this store's share.
     cdef int64_t q_heads, heads, first_query, group, dim, tokens, base, layers
     cdef int threads
@@ -128,7 +128,7 @@ cdef class PagedStore:
                 pages, self.page_nbytes, self.layout, self.layers, self.base, debug_poison
             )
             # The joined partial, the queries, and a partial for each span of the longest layer.
-            self._work = Region(
+            self._work = Memory(
                 (self.pool.table_pages * self.tokens // KV_SPAN_SLOTS + 4)
                 * partial_floats(self.heads * self.group, self.dim) * sizeof(float)
             )

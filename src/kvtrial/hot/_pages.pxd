@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from kvtrial.hot._memory cimport Region
+from kvtrial.hot._memory cimport Memory
 from kvtrial.hot._tables cimport PageTables
 
 
@@ -17,7 +17,7 @@ ctypedef struct Owner:
 
 
 cdef class PagePool(PageTables):
-    cdef Region _owner_memory
+    cdef Memory _owner_memory
     cdef Owner *owners
 
     cdef int32_t own(self, int64_t s, int64_t l, int64_t index) noexcept

@@ -24,8 +24,8 @@ from kvtrial.contract import (
     StepIncomplete,
 )
 
-from kvtrial.hot._memory cimport Region
-from kvtrial.hot._tables cimport COMMITTED, IDLE, OPEN, SESSIONS, Layer, PageTables
+from kvtrial.hot._memory cimport Memory
+from kvtrial.hot._tables cimport COMMITTED, IDLE, OPEN, SESSIONS, LayerTable, PageTables
 
 
 cdef inline uint64_t low_bits(int64_t n) noexcept:
@@ -39,7 +39,7 @@ cdef class PagePool(PageTables):
     """Page tables with owners, of which each has a generation."""
 
     def __cinit__(self, *args):
-        self._owner_memory = Region(SESSIONS * sizeof(Owner))
+        self._owner_memory = Memory(SESSIONS * sizeof(Owner))
         self.owners = <Owner *>self._owner_memory.data
 
     cdef int32_t own(self, int64_t s, int64_t lay, int64_t index) noexcept:
@@ -71,11 +71,11 @@ cdef class PagePool(PageTables):
 
     cdef bint _reserved_only(self, int64_t s, int64_t lay) noexcept:
         """Whether an open reservation alone holds its page."""
-        cdef Layer *layer = self.layer(s, lay)
+        cdef LayerTable *layer = self.layer(s, lay)
         return layer.slot == OPEN and not self.words(s, lay)[layer.slot_start // self.tokens]
 
     cdef void cancel(self, int64_t s, int64_t lay) noexcept:
-        cdef Layer *layer = self.layer(s, lay)
+        cdef LayerTable *layer = self.layer(s, lay)
         if layer.slot == OPEN:
             if self._reserved_only(s, lay):
                 self.clear_entry(s, lay, layer.slot_start // self.tokens)
@@ -200,7 +200,7 @@ cdef class PagePool(PageTables):
         self, int64_t s, int64_t lay, const int64_t *at, int64_t n, int64_t *row
     ) except -2:
         """The page of a reservation and its first row in it; -1 where there can't be one."""
-        cdef Layer *layer = self.layer(s, lay)
+        cdef LayerTable *layer = self.layer(s, lay)
         cdef int64_t i, start, index
         if not n or at[n - 1] >= self.base + self.table_pages * self.tokens:
             return -1
@@ -224,7 +224,7 @@ cdef class PagePool(PageTables):
         return page_id
 
     cdef int commit(self, int64_t s, int64_t lay, const int64_t *at, int64_t n) except -1:
-        cdef Layer *layer = self.layer(s, lay)
+        cdef LayerTable *layer = self.layer(s, lay)
         cdef int64_t i, start
         if not n:
             return 0
@@ -270,7 +270,7 @@ cdef class PagePool(PageTables):
                 owner.parent, owner.restoring = -1, -1
                 owner.version, owner.branches, owner.reservations = 0, 0, 0
                 for lay in range(self.layers):
-                    memset(self.layer(s, lay), 0, sizeof(Layer))
+                    memset(self.layer(s, lay), 0, sizeof(LayerTable))
                 return s
         raise PoolExhausted(
             f"all {SESSIONS} sessions and branches of the store are open; close one"

@@ -47,7 +47,7 @@ from kvtrial.hot._door cimport (
 )
 from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
-from kvtrial.hot._memory cimport Region
+from kvtrial.hot._memory cimport Memory
 from kvtrial.hot._rows cimport FP32, Layout, page_layout, poison_pair, read_pair, write_pair
 
 cnp.import_array()
@@ -90,7 +90,7 @@ cdef class RocksStore(GaplessStore):
 
     cdef object _database, _discard, _kernel_owner
     cdef kv_span_fn kernel
-    cdef Region _pages, _tables
+    cdef Memory _pages, _tables
     cdef int32_t *_ids
     cdef uint64_t *_words
     cdef float *_partials
@@ -115,8 +115,8 @@ cdef class RocksStore(GaplessStore):
         spans = self.capacity // KV_SPAN_SLOTS + 4
         partial = partial_floats(self.heads * self.group, self.dim) * sizeof(float)
         try:
-            self._pages = Region(pages * self.page_nbytes)
-            self._tables = Region(pages * 16 + spans * partial)
+            self._pages = Memory(pages * self.page_nbytes)
+            self._tables = Memory(pages * 16 + spans * partial)
         except PoolExhausted:
             self.close()
             raise

@@ -125,7 +125,7 @@ cdef int check(int code, const kvn_fault *fault) except -1:
     return 0
 
 
-cdef class _Memory:
+cdef class _StoreHandle:
     """Owns the Rust store. Views into the pool hold it, so that their memory outlives `close`."""
 
     cdef kvn_store *handle
@@ -148,7 +148,7 @@ cdef class _Memory:
         return array
 
 
-cdef class Store:
+cdef class RustStore:
     """K3 and K3T: pool, bookkeeping and kernel in Rust.
 
     Parameters
@@ -170,7 +170,7 @@ cdef class Store:
     cdef readonly object spec
     cdef readonly str page_format
     cdef readonly int64_t row_bytes, page_nbytes, pages_total
-    cdef _Memory memory
+    cdef _StoreHandle memory
     cdef object _ledger, _reservation
     # Filled by the call that failed last: a store serves one call at a time.
     cdef kvn_fault fault
@@ -178,7 +178,7 @@ cdef class Store:
     cdef int64_t q_heads, heads, first_head, dim, page_tokens, base, threads
 
     def __init__(self, spec, *, str format="fp32", bint debug_poison=False):
-        cdef _Memory memory = _Memory()
+        cdef _StoreHandle memory = _StoreHandle()
         if format not in ("fp32", "fp32t"):
             raise InvalidArgument(f"format is {format!r}; allowed: fp32, fp32t")
         self.spec = spec
@@ -230,7 +230,7 @@ cdef class Store:
 
     def page_table(self, session, layer):
         """Page ids and length of a session's layer."""
-        if not isinstance(session, Session) or (<Session>session).store is not self:
+        if not isinstance(session, RustSession) or (<RustSession>session).store is not self:
             raise InvalidArgument(f"{session!r} is no session of this store; give one of its own")
         return session.page_table(layer)
 
@@ -270,8 +270,8 @@ cdef class Store:
         check(kvn_force_generation(self.native(), generation, &self.fault), &self.fault)
 
 
-cdef Session _session(Store store, kvn_handle handle, bint holes):
-    cdef Session session = Session.__new__(Session)
+cdef RustSession _session(RustStore store, kvn_handle handle, bint holes):
+    cdef RustSession session = RustSession.__new__(RustSession)
     session.store = store
     session.fault = &store.fault
     session.handle = handle
@@ -280,10 +280,10 @@ cdef Session _session(Store store, kvn_handle handle, bint holes):
     return session
 
 
-cdef class Session:
-    """One sequence of a `Store`; the verbs are described in `kvtrial.contract`."""
+cdef class RustSession:
+    """One sequence of a `RustStore`; the verbs are described in `kvtrial.contract`."""
 
-    cdef readonly Store store
+    cdef readonly RustStore store
     cdef readonly object generation
     cdef readonly bint position_holes_allowed
     cdef kvn_handle handle

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from kvtrial.hot._memory cimport Region
+from kvtrial.hot._memory cimport Memory
 from kvtrial.hot._rows cimport Layout
 
 
@@ -13,7 +13,7 @@ cdef enum SlotState:
     IDLE, OPEN, COMMITTED
 
 # `end` is where the layer's next row goes: past its last appended position, hole or not.
-ctypedef struct Layer:
+ctypedef struct LayerTable:
     int64_t end, pages
     SlotState slot
     int64_t slot_start, slot_n
@@ -23,15 +23,15 @@ cdef class PageTables:
     cdef readonly int64_t pages, page_bytes, layers, tokens, base, table_pages, free
     cdef Layout layout
     cdef bint poison
-    cdef Region memory
-    cdef Region _table_memory, _word_memory, _small
-    cdef Layer *_layers
+    cdef Memory memory
+    cdef Memory _table_memory, _word_memory, _small
+    cdef LayerTable *_layers
     cdef int32_t *_ids
     cdef uint64_t *_words
     cdef int32_t *references
     cdef int32_t *_free
 
-    cdef Layer *layer(self, int64_t s, int64_t l) noexcept
+    cdef LayerTable *layer(self, int64_t s, int64_t l) noexcept
     cdef int32_t *ids(self, int64_t s, int64_t l) noexcept
     cdef uint64_t *words(self, int64_t s, int64_t l) noexcept
     cdef unsigned char *page(self, int32_t page_id) noexcept

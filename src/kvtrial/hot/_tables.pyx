@@ -8,7 +8,7 @@ who owns a table, and what may be done to it when.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 
-from kvtrial.hot._memory cimport Region
+from kvtrial.hot._memory cimport Memory
 from kvtrial.hot._rows cimport Layout, poison_pair
 from kvtrial.hot._simd cimport kv_highest_bit
 
@@ -26,13 +26,13 @@ cdef class PageTables:
         self.pages, self.page_bytes, self.layout = pages, page_bytes, layout
         self.layers, self.tokens, self.base, self.poison = layers, layout.tokens, base, poison
         self.table_pages = max(pages, 65536 // self.tokens)
-        self.memory = Region(pages * page_bytes)
-        self._table_memory = Region(SESSIONS * layers * self.table_pages * sizeof(int32_t))
-        self._word_memory = Region(SESSIONS * layers * self.table_pages * sizeof(uint64_t))
-        self._small = Region(SESSIONS * layers * sizeof(Layer) + 2 * pages * sizeof(int32_t))
+        self.memory = Memory(pages * page_bytes)
+        self._table_memory = Memory(SESSIONS * layers * self.table_pages * sizeof(int32_t))
+        self._word_memory = Memory(SESSIONS * layers * self.table_pages * sizeof(uint64_t))
+        self._small = Memory(SESSIONS * layers * sizeof(LayerTable) + 2 * pages * sizeof(int32_t))
         self._ids = <int32_t *>self._table_memory.data
         self._words = <uint64_t *>self._word_memory.data
-        self._layers = <Layer *>self._small.data
+        self._layers = <LayerTable *>self._small.data
         self.references = <int32_t *>(self._layers + SESSIONS * layers)
         self._free = self.references + pages
         self.free = pages
@@ -42,7 +42,7 @@ cdef class PageTables:
         if poison:
             memset(self.memory.data, 0xFF, pages * page_bytes)
 
-    cdef Layer *layer(self, int64_t s, int64_t lay) noexcept:
+    cdef LayerTable *layer(self, int64_t s, int64_t lay) noexcept:
         return self._layers + s * self.layers + lay
 
     cdef int32_t *ids(self, int64_t s, int64_t lay) noexcept:
@@ -59,7 +59,7 @@ cdef class PageTables:
 
     cdef int64_t length(self, int64_t s, int64_t lay) noexcept:
         """Highest valid or reserved slot + 1."""
-        cdef Layer *layer = self.layer(s, lay)
+        cdef LayerTable *layer = self.layer(s, lay)
         if layer.slot == OPEN:
             return layer.slot_start + layer.slot_n
         return self.visible_length(s, lay)
@@ -111,7 +111,7 @@ cdef class PageTables:
 
     cdef void extend_to(self, int64_t s, int64_t lay, int64_t index) noexcept:
         """Makes the table reach ``index``, with empty entries."""
-        cdef Layer *layer = self.layer(s, lay)
+        cdef LayerTable *layer = self.layer(s, lay)
         while layer.pages <= index:
             self.ids(s, lay)[layer.pages] = -1
             self.words(s, lay)[layer.pages] = 0

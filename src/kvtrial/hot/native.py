@@ -17,7 +17,7 @@ from kvtrial.hot.paged import K1, K1T, open_paged
 def _open_rust(spec: StoreSpec, *, format: str = "fp32") -> KVStore:
     import kvtrial.hot._rust as _rust
 
-    store: KVStore = _rust.Store(spec, format=format, debug_poison=poison_wanted())
+    store: KVStore = _rust.RustStore(spec, format=format, debug_poison=poison_wanted())
     return store
 
 

@@ -7,6 +7,8 @@ gguf            path of the model
 candidates      name to the contexts, in positions, at which it is measured
 page_tokens     P
 probes          passes of the probes, as registered
+baseline        of the parity check
+prompts         token ids of some of its prompts
 prefill         store, activations and chunk (positions) that contexts are filled by; null where all of
                 them are there
 ==============  ====================================================================================
@@ -20,6 +22,7 @@ calibrate/probe_s       one reading of the probes
 calibrate/arm_s         opening and filling a candidate's store; ``index``: the context
 calibrate/step_s        one step; ``index``: the context
 calibrate/attention_s   of that, attention, all layers
+calibrate/prompt_s      the baseline's prefill of a prompt, as parity makes it, compared
 calibrate/prefill_s     a chunk on all CPUs; ``index``: positions filled before
 ======================  ============================================================================
 """
@@ -38,7 +41,7 @@ import psutil
 
 from kvtrial import engine
 from kvtrial.host import machine
-from kvtrial.measure import clock
+from kvtrial.measure import clock, parity
 from kvtrial.measure.child import Row, Spec, main, no_collection
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
@@ -58,6 +61,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     contexts = sorted(set(itertools.chain(*spec["candidates"].values())))
     # One layer's rows for every layer: what is in them costs nothing more or less.
     snapshot = Snapshot.synthetic({**shape_of(model), "layers": 1}, contexts[-1], seed=0)
+    rows += _parity(model, spec, note)
     if spec["prefill"] is not None:
         rows += _prefill(model, snapshot, spec)
     for context in contexts:
@@ -122,6 +126,27 @@ def _round(
         at = {"candidate": name, "index": snapshot.tokens}
         rows += [_row("step_s", float(step), **at), _row("attention_s", float(attention), **at)]
     return rows
+
+
+def _parity(model: Any, spec: Spec, note: Callable[[str], None]) -> list[Row]:
+    prompts = spec["prompts"]
+    few = {
+        "snapshot": None,
+        "texts": prompts,
+        "page_tokens": spec["page_tokens"],
+        "threads": machine.usable_cpus(),
+    }
+    start = time.monotonic()
+    parity.feed(
+        model,
+        spec["baseline"],
+        few,
+        [len(ids) for ids in prompts],
+        0,
+        lambda text, first, logits: parity.compare(logits, logits),
+        note,
+    )
+    return [_row("prompt_s", (time.monotonic() - start) / len(prompts))]
 
 
 def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:

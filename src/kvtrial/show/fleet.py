@@ -9,6 +9,7 @@ from typing import Any
 
 from kvtrial.decision import labels
 from kvtrial.run import schemas
+from kvtrial.show import answers
 
 SCHEMA_NAME = "verdict.schema.yaml"
 
@@ -33,25 +34,43 @@ def load(path: Path) -> dict[str, Any]:
             f"{path}: {error}; give the verdict.json of finished runs (make verdict)"
         ) from None
     problem = schemas.first_error(verdict, SCHEMA_NAME)
+    if problem is not None and isinstance(verdict, dict) and "hot" in verdict:
+        raise BadVerdict(
+            f"{path}: written by an earlier release, with other keys; `kvtrial decide RUN` says which release "
+            "decides that run"
+        )
     if problem is not None:
         raise BadVerdict(
-            f"{path}: {problem}; kvtrial decide RUN writes it again, where this kvtrial reads the "
-            "run's protocol"
+            f"{path}: {problem}; `kvtrial decide RUN` writes it again, or says which release decides "
+            "that run"
         )
     checked: dict[str, Any] = verdict
     return checked
 
 
 def row(verdict: dict[str, Any]) -> dict[str, Any]:
-    """What a fleet's table shows of one verdict; ``primary`` is None where no challenger was timed."""
-    cold = verdict["cold"]
+    """What a fleet's table shows of one verdict: the three answers in their order, with their figures.
+
+    ``run.over_fp32`` is None where the FP32 arm is what to run, ``language.decided_by`` where no challenger was
+    timed.
+    """
+    run, language, cold = verdict["run"], verdict["language"], verdict["cold"]
     return {
         "machine": verdict["machine"],
         "model": verdict["model"],
         "synthetic": verdict["synthetic"],
-        "outcome": verdict["hot"]["outcome"],
-        "adopted": verdict["hot"]["adopted"],
-        "primary": _primary(verdict),
+        "run": {
+            "store": run["store"],
+            "profile": run["profile"],
+            "fp32_store": run["fp32_store"],
+            "over_fp32": _over_fp32(verdict),
+        },
+        "language": {
+            "outcome": language["outcome"],
+            "kind": language["kind"],
+            "adopted": language["adopted"],
+            "decided_by": _decided_by(verdict),
+        },
         "cold": {"adopted": cold["adopted"], "z1_over_z2": _ratio_of(cold.get("z1_over_z2"))},
         "protocol": verdict["protocol"],
         "protocol_sha256": verdict["protocol_sha256"],
@@ -59,30 +78,31 @@ def row(verdict: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _primary(verdict: dict[str, Any]) -> dict[str, Any] | None:
-    """The contrast that decides: the challenger's against the incumbent that it beats by least."""
-    measured = [
-        contrast
-        for contrast in verdict["hot"]["contrasts"]
-        if contrast["role"] == "primary" and contrast["ratio"] is not None
-    ]
-    if not measured:
+def _over_fp32(verdict: dict[str, Any]) -> dict[str, Any] | None:
+    """How much faster than the FP32 arm what to run is, in the primary cell."""
+    if (store := verdict["run"]["store"]) is None:
         return None
-    # The rule's challengers come first, in their fixed sequence.
-    tested = verdict["characteristics"].get("challenger") or measured[0]["challenger"]
-    own = [contrast for contrast in measured if contrast["challenger"] == tested]
-    if not own:
-        return None
-    tightest = min(own, key=lambda contrast: contrast["ci95"][0])
-    names = {key: tightest[key] for key in ("challenger", "incumbent", "context")}
-    names["layouts_differ"] = tightest.get("layouts_differ", False)
-    return {**names, **(_ratio_of(tightest) or {})}
+    return _ratio_of(answers.over_fp32(verdict, store, answers.primary_context(verdict)))
 
 
-def _ratio_of(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    if found is None or found["ratio"] is None:
+def _decided_by(verdict: dict[str, Any]) -> dict[str, Any] | None:
+    """The contrast that the language's reason speaks of: the challenger's with the lowest lower bound."""
+    language = verdict["language"]
+    if not language["against"]:
         return None
-    return {key: found[key] for key in ("ratio", "ci95", "n_blocks")}
+    worst = min(language["against"], key=lambda contrast: contrast["ci95"][0])
+    return {
+        "challenger": language["challenger"],
+        "incumbent": worst["incumbent"],
+        "layouts_differ": worst["layouts_differ"],
+        **(_ratio_of(worst) or {}),
+    }
+
+
+def _ratio_of(contrast: dict[str, Any] | None) -> dict[str, Any] | None:
+    if contrast is None or contrast["ratio"] is None:
+        return None
+    return {key: contrast[key] for key in ("ratio", "ci95", "n_blocks") if key in contrast}
 
 
 def table(files: Iterable[Path]) -> list[dict[str, Any]]:
@@ -91,53 +111,64 @@ def table(files: Iterable[Path]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda r: (r["machine"], r["model"], r["run_id"]))
 
 
+#: Columns that are said once, above the table, where they are the same in every row.
+_COMMON = ("machine", "model", "protocol")
+
+
 def render(rows: list[dict[str, Any]]) -> Any:
-    """The rows as a rich table; says so where they were measured under different protocols."""
+    """The rows as a rich table for 80 columns; says so where they were measured under different protocols."""
+    from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    for name in (
-        "machine class",
-        "model",
-        "outcome",
-        "adopted",
-        "primary ratio",
-        "cold",
-        "protocol",
-    ):
-        shown.add_column(name, overflow="fold", no_wrap=name == "primary ratio")
-    for r in rows:
-        primary, cold = r["primary"], r["cold"]
-        shown.add_row(
-            r["machine"],
-            r["model"] + (" (synthetic)" if r["synthetic"] else ""),
-            r["outcome"],
-            r["adopted"] or "-",
-            _named(primary),
-            f"{cold['adopted'] or '-'} {_shown(cold['z1_over_z2'])}".rstrip(" -") or "-",
-            r["protocol_sha256"][:8],
+    lines = [_shown(r) for r in rows]
+    same = {key: lines[0][key] for key in _COMMON if len({line[key] for line in lines}) == 1}
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, show_lines=False)
+    for name in lines[0]:
+        if name not in same:
+            shown.add_column(name, overflow="fold")
+    for line in lines:
+        shown.add_row(*(text for key, text in line.items() if key not in same))
+    parts: list[Any] = [Text(f"{key}: {text}") for key, text in same.items()]
+    parts.append(shown)
+    parts.append(
+        Text(
+            "run: what to run, and its tokens/s over the FP32 arm's. language: the Rust arm's tokens/s over the "
+            "Cython arm's that decides. cold: Z1's restore time over Z2's. All with their interval.",
+            "dim",
         )
-    last = (
-        "primary ratio: tokens/s of the challenger over the incumbent that it beats by least; cold: "
-        "Z1's restore time over Z2's; both with their 95% t interval over n blocks"
     )
-    parts: list[Any] = [shown, Text(last, "dim")]
     if len({r["protocol_sha256"] for r in rows}) > 1:
         parts.append(Text("Different protocols: these rows do not compare.", "yellow"))
     return Group(*parts)
 
 
-def _shown(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "-"
-    low, high = found["ci95"]
-    return f"{found['ratio']:.3f} [{low:.3f}, {high:.3f}] n={found['n_blocks']}"
+def _shown(r: dict[str, Any]) -> dict[str, str]:
+    """A row as text, by column; each answer is two lines: what, and the figure."""
+    run, language, cold = r["run"], r["language"], r["cold"]
+    store = f"{run['store']} ({run['profile'].upper()})" if run["store"] else "undecided"
+    kind = f" ({language['kind']})" if language["kind"] else ""
+    return {
+        "machine": r["machine"],
+        "model": r["model"] + (" (synthetic)" if r["synthetic"] else ""),
+        "run": _two_lines(store, _over(run["over_fp32"], f"x {run['fp32_store']} ")),
+        "language": _two_lines(f"{language['outcome']}{kind}", _named(language["decided_by"])),
+        "cold": _two_lines(cold["adopted"] or "undecided", _over(cold["z1_over_z2"])),
+        "protocol": r["protocol_sha256"][:8],
+    }
 
 
-def _named(primary: dict[str, Any] | None) -> str:
-    if primary is None:
-        return "-"
-    arms = f"{primary['challenger']}/{primary['incumbent']}{labels.of_contrast(primary)}"
-    return f"{arms} {_shown(primary)}"
+def _two_lines(first: str, second: str) -> str:
+    return f"{first}\n{second}" if second else first
+
+
+def _over(contrast: dict[str, Any] | None, before: str = "") -> str:
+    return f"{before}{answers.interval(contrast)}" if contrast else ""
+
+
+def _named(contrast: dict[str, Any] | None) -> str:
+    if contrast is None:
+        return ""
+    pair = f"{contrast['challenger']}/{contrast['incumbent']}{labels.of_contrast(contrast)} "
+    return _over(contrast, pair)

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from kvtrial.decision import labels
 from kvtrial.host import paths
 from kvtrial.host.files import write_text
-from kvtrial.run import protocol as registered
+from kvtrial.run import protocol
 from kvtrial.run.layout import DEFAULT_MODEL
-from kvtrial.show import plots
+from kvtrial.show import answers, plots, terminal
 
 
 def deciding(verdict: dict[str, Any], events: pd.DataFrame) -> pd.DataFrame:
@@ -67,7 +67,7 @@ def _number(value: float | None, places: int = 2) -> str:
 
 def _span(bounds: list[float | None] | None) -> str:
     """Bounds behind their estimate, or nothing where there are too few blocks for them."""
-    return "" if bounds is None else f" [{_number(bounds[0])}, {_number(bounds[1])}]"
+    return "" if bounds is None else f" [{', '.join(map(answers.significant, bounds))}]"
 
 
 def _conformance(events: pd.DataFrame) -> dict[str, Any]:
@@ -82,15 +82,15 @@ def _conformance(events: pd.DataFrame) -> dict[str, Any]:
 
 def _times(events: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Stage → seconds that its blocks were estimated to take when it began, and those that they took."""
-    found: dict[str, dict[str, float]] = {}
+    times: dict[str, dict[str, float]] = {}
     for stage, rows in events.groupby("stage"):
         seconds = rows.groupby("metric")["value"].sum()
         if {"attempt/estimated_s", "block/taken_s"} <= set(seconds.index):
-            found[str(stage)] = {
+            times[str(stage)] = {
                 "estimated": float(seconds["attempt/estimated_s"]),
                 "taken": float(seconds["block/taken_s"]),
             }
-    return found
+    return times
 
 
 def _peers(run_dir: Path) -> list[dict[str, Any]]:
@@ -107,30 +107,33 @@ def _command(verdict: dict[str, Any], profile: str | None) -> str:
     words = ["make", "full" if profile == "full" else "verdict"]
     if verdict["model"] != DEFAULT_MODEL:
         words.append(f"MODEL={verdict['model']}")
-    default = registered.load(paths.config_file("protocol.yaml"))
-    if verdict["protocol_sha256"] != registered.sha256(default):
+    default = protocol.load(paths.config_file("protocol.yaml"))
+    if verdict["protocol_sha256"] != protocol.sha256(default):
         words.append("PROTOCOL=protocol.json")
     return " ".join(words)
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
         if isinstance(inner, dict):
-            found |= _flat(inner, f"{name}.")
+            flat |= _flat(inner, f"{name}.")
         else:
-            found[name] = inner
-    return found
+            flat[name] = inner
+    return flat
 
 
 def write(run_dir: Path, events: pd.DataFrame) -> Path:
     """Write ``report.html`` and ``figures/`` into a run's folder; returns the page's path."""
     verdict = json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))
-    protocol = json.loads((run_dir / "protocol.json").read_text(encoding="utf-8"))
+    as_run = json.loads((run_dir / "protocol.json").read_text(encoding="utf-8"))
     manifest = json.loads((run_dir / "manifest.json").read_text(encoding="utf-8"))
     peers = _peers(run_dir)
-    drawn = draw_figures({**verdict, "peers": peers}, events, run_dir / "figures")
+    # Figures are told what the verdict does not hold: the rules' limits, and other engines.
+    told = {**verdict, "peers": peers, "decision": as_run["decision"]}
+    drawn = draw_figures(told, events, run_dir / "figures")
+    arms = answers.arms(verdict)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kvtrial.show", "templates"),
         autoescape=True,
@@ -138,7 +141,13 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
     )
     page = environment.get_template("report.html").render(
         v=verdict,
-        p=protocol,
+        p=as_run,
+        store=answers.store(verdict),
+        answers=answers.of_verdict(verdict),
+        arms=arms,
+        away=[arm for arm in arms if not arm.rates and arm.state],
+        contexts=answers.contexts(verdict),
+        primary=answers.primary_context(verdict),
         figures=[
             {
                 "stem": stem,
@@ -159,6 +168,11 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         yes=lambda true: "yes" if true else "no",
         num=_number,
         span=_span,
+        sig=answers.significant,
+        ratio=answers.interval,
+        covers=terminal.covers,
+        small=lambda value: "" if value is None else f"{value:.3g}",
+        share=lambda value: "" if value is None else f"{value:.2%}",
         pct=lambda share: f"{share:.0%}",
     )
     path = run_dir / "report.html"

@@ -10,10 +10,11 @@ import pandas as pd
 
 from kvtrial.decision import labels
 from kvtrial.run import events
+from kvtrial.show import answers
 
 
 def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
-    """The description of a trial's run, the verdict in its first line.
+    """The description of a trial's run: the three answers, then one row an arm.
 
     Parameters
     ----------
@@ -22,47 +23,63 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
     links : mapping of str to str
         Stage → where its run is shown.
     """
-    hot, cold = verdict["hot"], verdict["cold"]
+    run, language = verdict["run"], verdict["language"]
+    fp32 = run["fp32_store"]
+    what, which, cold = answers.of_verdict(verdict)
+    synthetic = " (synthetic weights)" if verdict["synthetic"] else ""
     lines = [
-        f"**{hot['outcome']}: {hot['adopted'] or 'undecided'}** on `{verdict['machine']}` with "
-        f"`{verdict['model']}`" + (" (synthetic weights)" if verdict["synthetic"] else ""),
+        f"**Run {what.answer}** on `{verdict['machine']}` with `{verdict['model']}`{synthetic}",
         "",
-        f"{hot['reason']}.",
+        f"{what.reason}.",
         "",
-        f"Cold: **{cold['adopted'] or 'undecided'}**. {cold['reason']}.",
+        f"Language: **{which.answer}**. {which.reason}.",
         "",
-        "### Decode, by arm",
+        f"Cold store: **{cold.answer}**. {cold.reason}.",
         "",
-        "| arm | context | sessions | threads | tokens/s | p50 ms | p95 ms | blocks |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "### Arms: tokens/s by filled positions",
+        "",
     ]
-    for arm in hot["arms"]:
-        lines.append(
-            f"| {arm['candidate']} | {arm['context']:,} | {arm['sessions']} | {arm['threads']} | "
-            f"{_shown(arm['tokens_per_s'])} | {_shown(arm['step_ms_p50'])} | "
-            f"{_shown(arm['step_ms_p95'])} | {arm['n_blocks']} |"
-        )
-    primary = [c for c in hot["contrasts"] if c["role"] == "primary" and c["ratio"] is not None]
-    if primary:
+    contexts = answers.contexts(verdict)
+    primary = answers.primary_context(verdict)
+    over = f"over {fp32}" + (f" at {primary:,}" if primary else "")
+    heads = ["arm", *(f"{c:,}" for c in contexts), over, "bytes a token", "KLD under", "why not"]
+    lines += [_line(heads), _line(["---"] + ["---:"] * (len(heads) - 2) + ["---"])]
+    for arm in answers.arms(verdict):
+        if arm.rates:
+            rates = [(arm.rates.get(c) or {}).get("tokens_per_s") for c in contexts]
+            size, kld = arm.bytes_per_token, arm.kld
+            lines.append(
+                _line(
+                    [
+                        f"**{arm.name}**" if arm.chosen else arm.name,
+                        *map(answers.significant, rates),
+                        answers.interval(arm.ratio, 3),
+                        "-" if size is None else f"{size:,.0f}",
+                        "-" if kld is None else f"{kld:.2g}",
+                        arm.state,
+                    ]
+                )
+            )
+    if language["against"]:
         lines += [
             "",
-            "### The primary cell",
+            f"### {language['challenger']} over the Cython arms"
+            + (f" at {primary:,}" if primary else ""),
             "",
-            "| challenger | incumbent | ratio of tokens/s | 95% t interval | blocks |",
-            "| --- | --- | ---: | ---: | ---: |",
+            "| incumbent | ratio of tokens/s, 95% interval | blocks |",
+            "| --- | ---: | ---: |",
         ]
-    for contrast in primary:
-        low, high = contrast["ci95"]
-        lines.append(
-            f"| {contrast['challenger']} | {contrast['incumbent']}"
-            f"{labels.of_contrast(contrast)} | {contrast['ratio']:.3f} | "
-            f"{low:.3f} to {high:.3f} | {contrast['n_blocks']} |"
-        )
-    lines += ["", "### Error rates", "", *_error_rates(verdict["characteristics"])]
-    out = {name: reasons for name, reasons in verdict["eligibility"].items() if reasons}
+        lines += [
+            f"| {row['incumbent']}{labels.of_contrast(row)} | {answers.interval(row, 3)} | "
+            f"{row['n_blocks']} |"
+            for row in language["against"]
+        ]
+    lines += ["", "### Known answers and error rates", ""]
+    lines += [*_known_answers(verdict["known_answers"]), *_error_rates(verdict["error_rates"])]
+    out = [(arm.name, arm.reasons) for arm in answers.arms(verdict) if arm.reasons]
     if out:
-        lines += ["", "### Not eligible to win", ""]
-        lines += [f"- {name}: {'; '.join(reasons)}" for name, reasons in out.items()]
+        lines += ["", "### Why not", ""]
+        lines += [f"- {name}: {'; '.join(reasons)}" for name, reasons in out]
     if links:
         shown = " · ".join(f"[{stage}]({link})" for stage, link in sorted(links.items()))
         lines += ["", f"Stages: {shown}"]
@@ -73,54 +90,75 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _error_rates(found: dict[str, Any]) -> list[str]:
-    """What was simulated and what A/A measured, a line each."""
-    if found["adopt_probability"] is None:
-        simulated = f"- Not simulated: {found['reason']}."
-    else:
-        at = found["true_improvement"].index(found["adopt_at"])
-        simulated = (
-            f"- {found['challenger']} under this run's noise: adopted in "
-            f"{found['adopt_probability'][at]:.2%} of simulated runs at a true improvement of exactly "
-            f"{found['adopt_at']:.0%}; the claim is at most {found['claim_familywise']:.1%}."
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _known_answers(known: dict[str, Any]) -> list[str]:
+    """What is known and what was measured of it, a line each."""
+    lines = []
+    for test in known["tests"]:
+        pair = f"{known['candidate']} as {test['top']} over {test['bottom']}"
+        measured = (
+            test["problem"]
+            if test["ratio"] is None
+            else f"measured {answers.interval(test, 4)} over {test['n_blocks']} blocks"
         )
-    aa = found["aa"]
-    measured = f"- A/A, {aa['candidate']} registered twice: "
-    if aa["ratio"] is None:
-        return [simulated, f"{measured}{aa['problem']}."]
-    low, high = aa["ci95"]
-    measured += (
-        f"ratio {aa['ratio']:.4f} [{low:.4f}, {high:.4f}] over {aa['n_blocks']} blocks, which "
+        lines.append(f"- {pair} is {test['truth']:.2f}: {measured}.")
+    return lines
+
+
+def _error_rates(rates: dict[str, Any]) -> list[str]:
+    """What was simulated, a line an arrangement."""
+    if rates["arrangements"] is None:
+        return [f"- Error rates were not simulated: {rates['reason']}."]
+    ways = {"as_measured": "incumbents as measured", "all_equal": "all incumbents equal"}
+    lines = []
+    for way, said in ways.items():
+        chances = rates["arrangements"][way]["adopt_probability"]
+        pairs = zip(rates["true_improvement"], chances)
+        shown = ", ".join(f"{chance:.2%} at {true:.1%}" for true, chance in pairs)
+        lines.append(
+            f"- {rates['challenger']} is adopted by its true improvement, {said}: {shown}."
+        )
+    lines.append(
+        f"- The claim is at most {rates['claim']:.1%} at exactly {rates['adopt_at']:.0%}, and "
+        f"{'holds' if rates['claim_holds'] else 'does not hold'}."
     )
-    measured += "covers 1" if aa["covers_1"] else "does not cover 1, as one run in twenty by chance"
-    implied = aa["false_adoption"]
-    if implied["adopt_probability"] is not None:
-        measured += (
-            f"; under its noise {implied['adopt_probability'][0]:.2%} of simulated runs adopt at no "
-            f"improvement, {implied['adopt_probability'][-1]:.2%} at exactly "
-            f"{implied['true_improvement'][-1]:.0%}"
-        )
-    return [simulated, f"{measured}."]
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return lines
 
 
 def tables(verdict: dict[str, Any]) -> dict[str, pd.DataFrame]:
-    """Name → table: arms, contrasts, hypotheses, eligibility; a column a key, units in the names."""
-    hot = verdict["hot"]
+    """Name → table: profiles, arms, contrasts, hypotheses, eligibility; a column a key, units in the names."""
     eligibility = [
-        {"candidate": name, "eligible": not reasons, "reasons": "; ".join(reasons)}
+        {
+            "candidate": name,
+            "eligible": not reasons,
+            "reasons": "; ".join(f"{one['why']}: {one['text']}" for one in reasons),
+        }
         for name, reasons in verdict["eligibility"].items()
     ]
-    found = {
-        "arms": hot["arms"],
-        "contrasts": hot["contrasts"],
+    rows_of = {
+        "profiles": [_profile(row) for row in verdict["run"]["profiles"]],
+        "arms": verdict["arms"],
+        "contrasts": verdict["contrasts"],
         "hypotheses": verdict["hypotheses"],
         "eligibility": eligibility,
     }
-    return {name: pd.DataFrame(list(map(_bounds_apart, rows))) for name, rows in found.items()}
+    return {name: pd.DataFrame(list(map(_bounds_apart, rows))) for name, rows in rows_of.items()}
+
+
+def _profile(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the profiles, flat: one column a context."""
+    flat = {
+        key: row[key]
+        for key in ("candidate", "profile", "bytes_per_token", "tokens_per_gib", "chosen")
+    }
+    flat |= {f"tokens_per_s_{context}": rate for context, rate in row["tokens_per_s"].items()}
+    for context, ratio in (row["against_fp32"] or {}).items():
+        flat |= {f"ratio_{context}": ratio["ratio"], f"ratio_{context}_ci": ratio["ci95"]}
+    flat["kld_upper"] = answers.divergence(row["quality"])
+    return {**flat, "why_not": "; ".join(row["why_not"])}
 
 
 def _bounds_apart(row: dict[str, Any]) -> dict[str, Any]:
@@ -134,47 +172,62 @@ def _bounds_apart(row: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def verdict_metrics(verdict: dict[str, Any]) -> dict[str, float]:
-    """Metric name → number: contrasts with their bounds, each arm's tokens/s, the error rates."""
-    found: dict[str, float | None] = {}
-    for contrast in verdict["hot"]["contrasts"]:
-        name = f"contrast/{contrast['challenger']}_over_{contrast['incumbent']}.{_cell(contrast)}"
-        low, high = contrast["ci95"] or (None, None)
-        found |= {name: contrast["ratio"], f"{name}.low": low, f"{name}.high": high}
-    for arm in verdict["hot"]["arms"]:
-        found[f"m2/tokens_per_s.{arm['candidate']}.{_cell(arm)}"] = arm["tokens_per_s"]
-    rates = verdict["characteristics"]
-    for improvement, chance in zip(
-        rates.get("true_improvement", []), rates["adopt_probability"] or []
-    ):
-        found[f"characteristics/adopt_probability_at_{improvement:.3f}"] = chance
-    found |= _same_twice(rates["aa"])
-    return {name: value for name, value in found.items() if value is not None}
+def verdict_metrics(verdict: dict[str, Any]) -> list[tuple[str, float, int]]:
+    """(metric, value, step) of a verdict; the step of what is measured by context is the context.
+
+    A chart of one metric is then its scaling. What could not be measured is left out.
+    """
+    run, language = verdict["run"], verdict["language"]
+    metrics: list[tuple[str, float | None, int]] = []
+    for arm in verdict["arms"]:
+        name = f"m2/tokens_per_s.{arm['candidate']}{_cell(arm)}"
+        metrics.append((name, arm["tokens_per_s"], arm["context"]))
+    deciding = {(language["challenger"], row["incumbent"]) for row in language["against"]}
+    for row in verdict["contrasts"]:
+        if (row["challenger"], row["incumbent"]) in deciding:
+            name = f"ratio/{row['challenger']}_over_{row['incumbent']}{_cell(row)}"
+            metrics += _with_bounds(name, row, row["context"])
+    for row in run["profiles"]:
+        for context, ratio in (row["against_fp32"] or {}).items():
+            name = f"ratio/{row['candidate']}_over_{run['fp32_store']}"
+            metrics += _with_bounds(name, ratio, int(context))
+        metrics += [
+            (f"quality/{key}.{row['candidate']}", one.get(key), one["context"])
+            for one in row["quality"]
+            for key in ("mean_kld", "kld_upper", "top1_lower")
+        ]
+        if row["chosen"]:
+            metrics += [
+                ("chosen/bytes_per_token", row["bytes_per_token"], 0),
+                ("chosen/tokens_per_gib", row["tokens_per_gib"], 0),
+            ]
+            metrics += [
+                ("chosen/tokens_per_s", rate, int(context))
+                for context, rate in row["tokens_per_s"].items()
+            ]
+            for context, ratio in (row["against_fp32"] or {}).items():
+                metrics += _with_bounds("chosen/ratio_to_fp32", ratio, int(context))
+    for test in verdict["known_answers"]["tests"]:
+        name = f"known_answers/{test['top']}_over_{test['bottom']}"
+        metrics += [*_with_bounds(name, test, 0), (f"{name}.truth", test["truth"], 0)]
+    rates = verdict["error_rates"]
+    for way, own in (rates["arrangements"] or {}).items():
+        for improvement, chance in zip(rates["true_improvement"], own["adopt_probability"]):
+            metrics.append((f"error_rates/{way}.adopted_at_{improvement:.3f}", chance, 0))
+    return [(name, value, step) for name, value, step in metrics if value is not None]
 
 
-def _same_twice(aa: dict[str, Any]) -> dict[str, float | None]:
-    """A/A's metrics, beside those of the simulated error rates."""
-    if aa["ratio"] is None:
-        return {}
-    name = "characteristics/aa"
-    found: dict[str, float | None] = {
-        f"{name}_ratio": aa["ratio"],
-        f"{name}_ratio.low": aa["ci95"][0],
-        f"{name}_ratio.high": aa["ci95"][1],
-        f"{name}_blocks": float(aa["n_blocks"]),
-        f"{name}_covers_1": float(aa["covers_1"]),
-        f"{name}_adopts": float(aa["adopts"]),
-    }
-    implied = aa["false_adoption"]
-    for improvement, chance in zip(
-        implied.get("true_improvement", []), implied["adopt_probability"] or []
-    ):
-        found[f"{name}_adopt_probability_at_{improvement:.3f}"] = chance
-    return found
+def _with_bounds(name: str, row: dict[str, Any], step: int) -> list[tuple[str, float | None, int]]:
+    """A ratio and the ends of its interval."""
+    low, high = row["ci95"] or (None, None)
+    return [(name, row["ratio"], step), (f"{name}.low", low, step), (f"{name}.high", high, step)]
 
 
 def _cell(row: dict[str, Any]) -> str:
-    return f"{row['context']}_{row['sessions']}s_{row['threads']}t"
+    """Sessions and threads behind a metric's name where either is not 1."""
+    if row["sessions"] == row["threads"] == 1:
+        return ""
+    return f".{row['sessions']}s_{row['threads']}t"
 
 
 #: Logged value by value, in the order in which they were taken; the rest as one number an arm.
@@ -203,10 +256,12 @@ def arm_metrics(rows: pd.DataFrame, sessions: int) -> list[tuple[str, float, int
         Concurrent sessions of the cell: each step makes a token for each.
     """
     outcomes = rows.loc[rows["metric"] == "conformance/outcome", "value"]
-    found: list[tuple[str, float, int]] = []
+    metrics: list[tuple[str, float, int]] = []
     if len(outcomes):
         counts = {"passed": outcomes == 1, "failed": outcomes == 0, "gaps": outcomes.isna()}
-        found += [(f"conformance/{word}", float(which.sum()), 0) for word, which in counts.items()]
+        metrics += [
+            (f"conformance/{word}", float(which.sum()), 0) for word, which in counts.items()
+        ]
     last = rows["trial"] == rows.groupby("block")["trial"].transform("max")
     numbers = rows[last & rows["value"].notna() & ~rows["metric"].isin(_MEANINGLESS_AS_ONE)]
     # The text of a number says which of two ways was measured.
@@ -214,11 +269,11 @@ def arm_metrics(rows: pd.DataFrame, sessions: int) -> list[tuple[str, float, int
         name = events.METRIC_CHARACTERS.sub("_", f"{metric}.{way}" if way else str(metric))
         values = own["value"].to_numpy(np.float64)
         if metric in SERIES:
-            found += [(name, value, step) for step, value in enumerate(values.tolist())]
-            found += [(f"{name}.p{q}", float(np.percentile(values, q)), 0) for q in (50, 95)]
+            metrics += [(name, value, step) for step, value in enumerate(values.tolist())]
+            metrics += [(f"{name}.p{q}", float(np.percentile(values, q)), 0) for q in (50, 95)]
         else:
-            found.append((name, float(_AS_ONE.get(str(metric), np.median)(values)), 0))
+            metrics.append((name, float(_AS_ONE.get(str(metric), np.median)(values)), 0))
     steps = numbers.loc[numbers["metric"] == "m2/step_ms", "value"]
     if steps.sum() > 0:
-        found.append(("m2/tokens_per_s", len(steps) * sessions / (steps.sum() / 1000.0), 0))
-    return found
+        metrics.append(("m2/tokens_per_s", len(steps) * sessions / (steps.sum() / 1000.0), 0))
+    return metrics

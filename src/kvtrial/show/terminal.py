@@ -1,85 +1,306 @@
-"""The verdict at a terminal."""
+"""The verdict at a terminal: one table, then the box with the three answers. The rest with ``--full``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from kvtrial.decision import labels
+from kvtrial.show import answers
 
-_STYLE = {"ADOPT": "bold green", "KEEP": "bold cyan", "INCONCLUSIVE": "bold yellow"}
-
-
-def _ratio(row: dict[str, Any]) -> str:
-    if row.get("ratio") is None:
-        return str(row.get("problem", "-"))
-    low, high = row["ci95"]
-    return f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+_STYLES = {True: "bold green", False: "bold yellow"}
+Verdict = dict[str, Any]
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def render(verdict: Verdict, *, full: bool = False, provisional: Sequence[str] = ()) -> Group:
+    """What a verdict says, in 80 columns; the box comes last, so that it is what stays in sight.
+
+    Parameters
+    ----------
+    verdict : dict
+        What verdict.json holds.
+    full : bool
+        Everything else as well, before the table.
+    provisional : sequence of str
+        What is still missing of a run that goes on; where there is something, everything is marked so.
+    """
+    parts: list[Any] = list(_everything(verdict)) if full else []
+    parts += [*_arms(verdict, bool(provisional)), _box(verdict, provisional)]
+    return Group(*parts)
 
 
-def _control(found: dict[str, Any]) -> str:
-    rate = found["tokens_per_s"]
-    figure = "not measured" if rate is None else f"{rate:.2f} tokens/s, measured once"
-    return f"Control {found['candidate']} at {found['context']:,}: {figure}"
+def print_verdict(verdict: Verdict, console: Console | None = None) -> None:
+    """Print the verdict; plain text where the output is no terminal."""
+    (console or Console()).print(render(verdict))
 
 
-def _error_rates(found: dict[str, Any]) -> Any:
-    """What the rule does under this run's noise, as a small table or the reason why there is none."""
-    if found["adopt_probability"] is None:
-        return Text(f"Error rates were not simulated: {found['reason']}")
+def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
     table = Table(
-        title=f"Chance of adopting {found['challenger']} (claim: at most "
-        f"{found['claim_familywise']:.1%} at {found['adopt_at']:.0%})",
+        title=title,
         title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
     )
-    table.add_column("true improvement", justify="right")
-    table.add_column("chance", justify="right")
-    for improvement, chance, error in zip(
-        found["true_improvement"], found["adopt_probability"], found["standard_error"]
-    ):
-        table.add_row(f"{improvement:.1%}", f"{chance:.2%} ± {error:.2%}")
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return table
 
 
-def _same_twice(found: dict[str, Any]) -> Text:
-    """The A/A result in a line, the false adoptions that its noise implies in another."""
-    said = f"A/A, {found['candidate']} registered twice: {_ratio(found)}"
-    if found["ratio"] is None:
-        return Text(said)
-    said += f" over {found['n_blocks']} blocks; {_covers(found)}"
-    said += "; the rule " + ("ADOPTS an arm over itself" if found["adopts"] else "adopts neither")
-    implied = found["false_adoption"]
-    if implied["adopt_probability"] is None:
-        return Text(f"{said}\nIts noise was not simulated: {implied['reason']}")
-    chances = ", ".join(
-        f"{chance:.2%} ± {error:.2%} at {improvement:.1%}"
-        for improvement, chance, error in zip(
-            implied["true_improvement"], implied["adopt_probability"], implied["standard_error"]
+# --------------------------------------------------------------------------------------------------
+# The first screen
+
+
+def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
+    """The table of arms with the notes that it needs."""
+    arms = answers.arms(verdict)
+    measured = [arm for arm in arms if arm.rates]
+    shown = [f"{context:,}" for context in answers.contexts(verdict)]
+    primary = answers.primary_context(verdict)
+    fp32 = verdict["run"]["fp32_store"]
+    ratio = f"x {fp32}" + (f" at {primary:,}" if primary else "")
+    numbers = (*shown, "B/token", "tok/GiB", "KLD <")
+    table = _table(
+        f"{'PROVISIONAL: ' if provisional else ''}tokens/s by filled positions, one session, one thread",
+        "arm", *shown, ratio, *numbers[len(shown) :], "why not",
+        right=numbers,
+    )  # fmt: skip
+    table.columns[1 + len(shown)].no_wrap = True
+    for arm in measured:
+        rates = [
+            answers.significant((arm.rates.get(context) or {}).get("tokens_per_s"))
+            for context in answers.contexts(verdict)
+        ]
+        table.add_row(
+            arm.name,
+            *rates,
+            answers.interval(arm.ratio),
+            "-" if arm.bytes_per_token is None else f"{arm.bytes_per_token:,.0f}",
+            _thousands(arm.tokens_per_gib),
+            "-" if arm.kld is None else f"{arm.kld:.2g}",
+            arm.state,
+            style="bold" if arm.chosen else None,
         )
+    notes = []
+    if away := [f"{arm.name} ({arm.state})" for arm in arms if not arm.rates and arm.state]:
+        notes.append(f"Not in the table: {', '.join(away)}.")
+    profiles = [row for row in verdict["run"]["profiles"] if row["against_fp32"]]
+    if profiles:
+        names = ", ".join(row["candidate"] for row in profiles)
+        notes.append(
+            f"Intervals: 95%; of {names} {verdict['run']['confidence']:.1%}, as there are several profiles."
+        )
+    notes += [f"Tail: {answers.tail(row)}." for row in _with_tails(verdict, primary)]
+    return [table, *(Text(note, "dim") for note in notes)]
+
+
+def _with_tails(verdict: Verdict, context: int | None) -> list[dict[str, Any]]:
+    """Deciding contrasts of a context whose total and median differ, one an arm that has the tail."""
+    fp32, tested = verdict["run"]["fp32_store"], verdict["language"]["challenger"]
+    decides = [
+        row
+        for row in verdict["contrasts"]
+        if row["context"] == context
+        and row["role"] != "extra"
+        and row.get("tail")
+        and (row["incumbent"] == fp32 or row["challenger"] == tested)
+    ]
+    return list({row["tail"]: row for row in decides}.values())
+
+
+def _thousands(value: int | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if value < 10_000 else f"{value / 1000:,.0f}k"
+
+
+def _box(verdict: Verdict, provisional: Sequence[str]) -> Panel:
+    said = Text()
+    for number, (question, answer, reason, decided) in enumerate(answers.of_verdict(verdict)):
+        said.append("\n" if number else "")
+        said.append(f"{question}: ", "bold")
+        said.append(answer, _STYLES[decided and not provisional])
+        said.append(f"\n  {reason}.".rstrip())
+    if provisional:
+        said.append("\nPROVISIONAL: ", "bold yellow")
+        said.append(
+            f"this is not a verdict, and may still change. Missing: {'; '.join(provisional)}."
+        )
+    title = answers.where(verdict)
+    if provisional:
+        title = f"PROVISIONAL: {title}"
+    return Panel(said, title=title, border_style="yellow" if provisional else "none")
+
+
+# --------------------------------------------------------------------------------------------------
+# With --full
+
+
+def _everything(verdict: Verdict) -> Iterable[Any]:
+    yield _decode(verdict)
+    if verdict["control"] is not None:
+        yield Text(_control(verdict["control"]))
+    if verdict["contrasts"]:
+        yield _contrasts(verdict["contrasts"])
+    yield from _known_answers(verdict["known_answers"])
+    yield from _error_rates(verdict["error_rates"])
+    if verdict["hypotheses"]:
+        yield _attribution(verdict["hypotheses"])
+    yield from _quality(verdict["run"]["profiles"])
+    for row in verdict["skipped"]:
+        yield Text(f"Left out of {row['stage']}: cell {row['cell']}: {row['reason']}")
+    out = [(arm.name, arm.reasons) for arm in answers.arms(verdict) if arm.reasons]
+    if out:
+        table = _table("Why not", "arm", "why")
+        for name, reasons in out:
+            table.add_row(name, "\n".join(reasons))
+        yield table
+
+
+def _decode(verdict: Verdict) -> Table:
+    numbers = ("context", "sessions", "threads", "tokens/s", "p50 ms", "p95 ms", "blocks")
+    table = _table("Decode, by arm and cell", "arm", *numbers, right=numbers)
+    for row in verdict["arms"]:
+        table.add_row(
+            row["candidate"],
+            f"{row['context']:,}",
+            str(row["sessions"]),
+            str(row["threads"]),
+            answers.significant(row["tokens_per_s"], 4),
+            answers.significant(row["step_ms_p50"]),
+            answers.significant(row["step_ms_p95"]),
+            str(row["n_blocks"]),
+        )
+    return table
+
+
+def _control(control: dict[str, Any]) -> str:
+    rate = control["tokens_per_s"]
+    figure = "not measured" if rate is None else f"{rate:.2f} tokens/s, measured once"
+    return f"Control {control['candidate']} at {control['context']:,}: {figure}"
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return f"{row['context']:,} {row['sessions']}s {row['threads']}t"
+
+
+def _contrasts(rows: list[dict[str, Any]]) -> Table:
+    table = _table(
+        "Contrasts: tokens/s over tokens/s [95% interval over blocks]",
+        "pair", "cell", "ratio", "median of rounds", "tail", "blocks",
+        right=("cell", "blocks"),
+    )  # fmt: skip
+    for row in rows:
+        ratio = answers.interval(row, 3)
+        table.add_row(
+            f"{row['challenger']} / {row['incumbent']}{labels.of_contrast(row)}",
+            _cell(row),
+            ratio if row["ratio"] is not None else row.get("problem", "-"),
+            answers.significant(row.get("median_ratio"), 4),
+            row.get("tail") or "",
+            str(row["n_blocks"]),
+        )
+    return table
+
+
+def _known_answers(known: dict[str, Any]) -> Iterable[Any]:
+    """Ratios that are known, and what was measured of them."""
+    table = _table(
+        f"Known answers: {known['candidate']}, registered several times",
+        "pair", "truth", "measured [95% interval]", "blocks", "holds the truth",
+        right=("truth", "blocks"),
+    )  # fmt: skip
+    for test in known["tests"]:
+        measured = answers.interval(test, 4) if test["ratio"] is not None else test["problem"]
+        table.add_row(
+            f"{test['top']} / {test['bottom']}",
+            f"{test['truth']:.2f}",
+            measured,
+            str(test["n_blocks"]),
+            covers(test),
+        )
+    yield table
+    if known["fault"]:
+        yield Text(f"The method is in doubt: {known['fault']}.", "bold yellow")
+
+
+def covers(test: dict[str, Any]) -> str:
+    """Whether a known answer's interval holds the truth, in words."""
+    if test["covers"] is None:
+        return "not measured"
+    if test["covers"]:
+        return "yes"
+    return (
+        "NO, and at 99.9% neither"
+        if test["covers_certainly"] is False
+        else "no, as one in twenty by chance"
     )
-    return Text(f"{said}\nChance of adopting under its noise, by true improvement: {chances}")
 
 
-def _covers(found: dict[str, Any]) -> str:
-    return "covers 1" if found["covers_1"] else "DOES NOT cover 1, as one run in twenty by chance"
+def _error_rates(rates: dict[str, Any]) -> Iterable[Any]:
+    """What the rule does under this run's noise, in both arrangements, or why that is not known."""
+    if rates["arrangements"] is None:
+        yield Text(f"Error rates were not simulated: {rates['reason']}")
+        return
+    ways = {"as_measured": "incumbents as measured", "all_equal": "all incumbents equal"}
+    table = _table(
+        f"Chance of adopting {rates['challenger']} (claim: at most {rates['claim']:.1%} at a true "
+        f"{rates['adopt_at']:.0%})",
+        "true improvement", *ways.values(),
+        right=("true improvement", *ways.values()),
+    )  # fmt: skip
+    for place, improvement in enumerate(rates["true_improvement"]):
+        own = [rates["arrangements"][way] for way in ways]
+        chances = [
+            f"{one['adopt_probability'][place]:.2%} ± {one['standard_error'][place]:.2%}"
+            for one in own
+        ]
+        table.add_row(f"{improvement:.1%}", *chances)
+    yield table
+    yield Text(f"The claim {'holds' if rates['claim_holds'] else 'DOES NOT hold'} in both.")
+
+
+def _quality(profiles: list[dict[str, Any]]) -> Iterable[Any]:
+    """What reduced precision costs, by context."""
+    rows = [(row, one) for row in profiles for one in row["quality"]]
+    if not rows:
+        return
+    numbers = ("context", "mean KLD", "up to", "top-1 from", "chunks")
+    table = _table("Quality of reduced precision", "arm", *numbers, "decides", right=numbers)
+    for row, one in rows:
+        lower = one.get("top1_lower")
+        table.add_row(
+            row["candidate"],
+            f"{one['context']:,}",
+            _small(one.get("mean_kld")),
+            _small(one.get("kld_upper")),
+            "-" if lower is None else f"{lower:.2%}",
+            str(one.get("n_chunks", one.get("chunks", "-"))),
+            "yes" if one.get("gated", True) else "no: beyond the trained length",
+        )
+    yield table
+
+
+def _small(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _attribution(rows: list[dict[str, Any]]) -> Table:
     """The hypotheses, decode with the model and attention alone at each head shape."""
-    table = Table(title="Where it comes from: ratio [95% interval]", title_justify="left")
-    for name in ("", "from → to", "what", "heads"):
-        table.add_column(name)
     contexts = sorted({row["context"] for row in rows})
-    for context in contexts:
-        table.add_column(f"{context:,}", justify="right")
+    shown = [f"{context:,}" for context in contexts]
+    table = _table(
+        "Where it comes from: ratio [95% interval]",
+        "", "from → to", "what", "heads", *shown,
+        right=shown,
+    )  # fmt: skip
     lines: dict[tuple[str, ...], dict[int, str]] = {}
     for row in rows:
         if row["sessions"] > 1 or row["from_threads"] != 1:
@@ -87,75 +308,7 @@ def _attribution(rows: list[dict[str, Any]]) -> Table:
         what = "decode" if row["metric"] == "m2/tokens_per_s" else "attention"
         pair = f"{row['from']} → {row['to']}{labels.of_contrast(row)}"
         key: tuple[str, ...] = (row["id"], pair, what, row["shape"])
-        lines.setdefault(key, {})[row["context"]] = "-" if row["ratio"] is None else _ratio(row)
-    for line, found in sorted(lines.items(), key=lambda one: (one[0][0], one[0][2] != "decode")):
-        table.add_row(*line, *(found.get(context, "") for context in contexts))
+        lines.setdefault(key, {})[row["context"]] = answers.interval(row)
+    for line, ratios in sorted(lines.items(), key=lambda one: (one[0][0], one[0][2] != "decode")):
+        table.add_row(*line, *(ratios.get(context, "") for context in contexts))
     return table
-
-
-def render(verdict: dict[str, Any]) -> Group:
-    """What verdict.json holds, as rich tables: the outcome first, then what it rests on."""
-    hot, cold = verdict["hot"], verdict["cold"]
-    model = verdict["model"] + (" (synthetic weights)" if verdict["synthetic"] else "")
-    head = Text()
-    head.append(f"{hot['outcome']}  ", _STYLE[hot["outcome"]])
-    head.append(f"hot store: {hot['adopted'] or 'undecided'}\n", "bold")
-    head.append(f"{hot['reason']}\n")
-    head.append(f"cold store: {cold['adopted'] or 'undecided'}", "bold")
-    head.append(f"  {cold['reason']}")
-    parts: list[Any] = [Panel(head, title=f"{model} on {verdict['machine']}", expand=False)]
-
-    arms = Table(title="Decode, by arm", title_justify="left")
-    for name, justify in (
-        ("context", "right"), ("sessions", "right"), ("threads", "right"), ("arm", "left"),
-        ("tokens/s", "right"), ("p50 ms", "right"), ("p95 ms", "right"), ("blocks", "right"),
-    ):  # fmt: skip
-        arms.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for row in hot["arms"]:
-        arms.add_row(
-            f"{row['context']:,}", str(row["sessions"]), str(row["threads"]), row["candidate"],
-            _number(row["tokens_per_s"]), _number(row["step_ms_p50"]), _number(row["step_ms_p95"]),
-            str(row["n_blocks"]),
-        )  # fmt: skip
-    parts.append(arms)
-    if verdict["control"] is not None:
-        parts.append(Text(_control(verdict["control"])))
-
-    if hot["contrasts"]:
-        table = Table(title="Contrasts: ratio of tokens/s [95% t interval over blocks]")
-        numbers = ("context", "sessions", "threads")
-        for name in ("challenger", "incumbent", *numbers, "role", "ratio"):
-            table.add_column(name, justify="right" if name in numbers else "left")
-        for row in hot["contrasts"]:
-            table.add_row(
-                row["challenger"],
-                row["incumbent"] + labels.of_contrast(row),
-                f"{row['context']:,}",
-                str(row["sessions"]),
-                str(row["threads"]),
-                row["role"],
-                _ratio(row),
-            )
-        parts.append(table)
-
-    parts.append(_error_rates(verdict["characteristics"]))
-    parts.append(_same_twice(verdict["characteristics"]["aa"]))
-    if verdict["hypotheses"]:
-        parts.append(_attribution(verdict["hypotheses"]))
-    for row in verdict["skipped"]:
-        parts.append(Text(f"Left out of {row['stage']}: cell {row['cell']}: {row['reason']}"))
-
-    out = {name: reasons for name, reasons in verdict["eligibility"].items() if reasons}
-    if out:
-        table = Table(title="Not eligible to win", title_justify="left")
-        table.add_column("arm")
-        table.add_column("why")
-        for name, reasons in out.items():
-            table.add_row(name, "\n".join(reasons[:4] + (["..."] if len(reasons) > 4 else [])))
-        parts.append(table)
-    return Group(*parts)
-
-
-def print_verdict(verdict: dict[str, Any], console: Console | None = None) -> None:
-    """Print the verdict; plain text where the output is no terminal."""
-    (console or Console()).print(render(verdict))

@@ -23,6 +23,7 @@ from kvtrial.host import build, machine
 from kvtrial.measure import child, figures
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import Hopeless, SamplingPlan, Seen, cell_name
+from kvtrial.measure.rotation import TooLarge
 from kvtrial.measure.stores import Snapshot
 from kvtrial.measure.void import void_reason
 from kvtrial.run import corpus, events, exits, models, protocol
@@ -427,7 +428,14 @@ class CellRun:
         start = time.monotonic()
         alive = [n for n in self.work.names if not self.attempt.has(f"died-{n}")]
         rows: list[Row] = []
-        for group, names in enumerate(self.work.groups(self.cell, alive)):
+        try:
+            groups = self.work.groups(self.cell, alive)
+        except TooLarge as error:
+            raise StageError(
+                f"{cell_name(self.cell)} can't be held: {error}; free some, then give the same command "
+                "again, or leave the cell out of the protocol"
+            ) from None
+        for group, names in enumerate(groups):
             spec = self.work.spec(block, names, self._slow)
             found = run_arms(
                 self.stage, self.attempt, self.work.module, names, spec, columns(self.cell)

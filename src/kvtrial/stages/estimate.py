@@ -30,6 +30,7 @@ from kvtrial.host.files import write_text
 from kvtrial.measure import child, rotation
 from kvtrial.measure.aliases import ARMS, WAYS
 from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
+from kvtrial.measure.block import SHOWING_ROUNDS
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan, cell_name
 from kvtrial.run.protocol import entrants
@@ -47,13 +48,12 @@ ORACLE_S = 5e-6
 CRASH_S, COLD_BLOCK_S = 1.0, 6.0
 #: and what follows the measurements.
 VERDICT_S = 10.0
-#: A prompt of the parity check, over a decoded step of the smallest context,
-PROMPT_STEPS = 10.0
-#: a position that is compared there, without its attention,
-POSITION_STEPS = 0.5
-#: and that attention in the causal block form, over the decode's; a scalar arm's is the decode's.
+#: Of a decoded step's attention: a position of the causal block form on all CPUs, but for scalar arms.
 BLOCK_FORM = 0.5
-ALONE = {"sessions": 1, "threads": 1}
+#: Positions whose matrix products cost as much as those of a prompt, whose weights are read alike.
+POSITIONS_A_PROMPT = 64
+#: Prompts that are tried.
+PROMPTS = 4
 #: A step's part outside attention grows little with the sessions: weights are read once.
 BATCH_COST = 0.3
 #: Bytes of an element of K and its like of V: a block of Q8_0 has 34 for 32.
@@ -86,6 +86,8 @@ class Speed:
         Starting a measured process, and loading the model in it.
     probe_s : float
         One reading of the probes.
+    prompt_s : float
+        Prefilling a prompt of the parity check, and comparing.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -96,8 +98,8 @@ class Speed:
                 points.setdefault(key, {})[row.get("index", 0)] = row["value"]
         self.names = [name for metric, name in points if metric == "step_s"]
         self._curves = {key: Curve(found) for key, found in points.items()}
-        self.start_s, self.load_s, self.probe_s = (
-            self.of(metric)(0) for metric in ("start_s", "load_s", "probe_s")
+        self.start_s, self.load_s, self.probe_s, self.prompt_s = (
+            self.of(metric)(0) for metric in ("start_s", "load_s", "probe_s", "prompt_s")
         )
 
     def of(self, metric: str, name: str = "") -> Curve:
@@ -171,7 +173,7 @@ def _rotation_block_s(
     )
     fast = [name for name in names if name not in slow]
     rounds = rotation.rounds_of(len(fast), cell.get("rounds", rules["rounds"]))
-    turns = 1 + rounds // rules["slow_every"]
+    turns = SHOWING_ROUNDS + rounds // rules["slow_every"]
     steps = sum(step[n] * (turns if n in slow else rules["warmup_rounds"] + rounds) for n in names)
     filled = cell["sessions"] * sum(speed.of("arm_s", name)(context) for name in names)
     oracle = len(names) * rules["output_steps"] * ORACLE_S * context * q_heads
@@ -230,12 +232,12 @@ def stage_seconds(
 
     cold = protocol["cold"]
     each = {
-        "parity": _parity_s(speed, protocol, cells, trained),
         "m1": sum(m1_blocks(cell) * s for cell, s in per_block["m1"].items()),
         "m2": sum(
             SamplingPlan.of_cell(protocol, cell).first * per_block["m2"][cell_name(cell)]
             for cell in cells
         ),
+        "parity": _parity_s(speed, protocol, cells, trained),
         "aa": protocol["known_answers"]["blocks"] * sum(per_block["aa"].values()),
         "control": sum(per_block["control"].values()),
         "direct_write": protocol["direct_write"]["blocks"]
@@ -254,21 +256,19 @@ def _parity_s(speed: Speed, protocol: dict[str, Any], cells: list[Cell], trained
     rules = protocol["parity"]
     names = [name for name in protocol["candidates"] if name in speed.names]
     held = contexts({**protocol, "cells": cells})
-    # What a decoded step does beside attention, the same for all arms.
-    rest = min((speed.step_s(n, {**ALONE, "context": held[0]}) for n in names), default=0.0)
     total = (1 + len(held)) * (speed.start_s + speed.load_s)
-    total += rules["prompts"] * len(names) * PROMPT_STEPS * rest
+    total += rules["prompts"] * len(names) * speed.prompt_s
     for context in held:
-        counts = {name: parity.chunks(protocol, name, context, trained) for name in names}
+        arms = [(name, parity.chunks(protocol, name, context, trained)) for name in names]
         # The comparison is fed as much as whoever is compared over most.
-        counts |= {n: max(counts.values()) for n in names if n == rules["comparison"]}
-        for name, count in counts.items():
+        most = max((count for _, count in arms), default=0)
+        arms = [(n, most if n == rules["comparison"] else c) for n, c in arms]
+        for name, count in arms:
             positions = count * protocol["quality"]["chunk_tokens"]
-            attention = (1.0 if name in rules["slow"] else BLOCK_FORM) * speed.of(
-                "attention_s", name
-            )(context)
+            attention = 1.0 if name in rules["slow"] else BLOCK_FORM
             total += speed.of("arm_s", name)(context) + positions * (
-                attention + POSITION_STEPS * rest
+                attention * speed.of("attention_s", name)(context)
+                + speed.prompt_s / POSITIONS_A_PROMPT
             )
     return total
 
@@ -287,13 +287,15 @@ def workload_seconds(speed: Speed, plan: workload.Plan, missing: list[int]) -> f
     )
 
 
-def calibrate(stage: Stage, plan: workload.Plan, missing: list[int]) -> Speed:
+def calibrate(
+    stage: Stage, plan: workload.Plan, missing: list[int], prompts: list[list[int]]
+) -> Speed:
     """Measure every candidate that runs, at the contexts that it is going to have; one that does not
     run is left out."""
     cells = plan.held(stage.cells())
-    where = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
+    contexts = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
     if "control" in stage.protocol:
-        where[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
+        contexts[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
     prefill = {
         "store": workload.STORE,
         "activations": workload.ACTIVATIONS,
@@ -302,10 +304,12 @@ def calibrate(stage: Stage, plan: workload.Plan, missing: list[int]) -> Speed:
     spec = {
         "gguf": str(stage.gguf),
         "candidates": {
-            name: own for name, own in where.items() if candidates.get(name).not_built is None
+            name: own for name, own in contexts.items() if candidates.get(name).not_built is None
         },
         "page_tokens": stage.protocol["page_tokens"],
         "probes": stage.protocol["probes"],
+        "baseline": stage.protocol["parity"]["baseline"],
+        "prompts": prompts[:PROMPTS],
         "prefill": prefill if missing else None,
     }
 
@@ -325,12 +329,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     args, rest = parser.parse_known_args(argv)
     stage = Stage.from_command_line("estimate", __doc__, rest)
+    prompts = parity.prompts(stage)
     plan = workload.Plan.of(stage)
     with exclusive(f"estimate of {stage.run_dir.name}"):
         start = time.monotonic()
         missing = plan.incomplete(stage.run_dir.parent)
         look_s = time.monotonic() - start
-        speed = calibrate(stage, plan, missing)
+        speed = calibrate(stage, plan, missing, prompts)
     cells = plan.held(stage.cells())
     trained = ModelConfig.from_gguf(read_gguf(stage.gguf)).context_length
     per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, plan.shape))

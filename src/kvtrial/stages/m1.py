@@ -68,19 +68,20 @@ def cell_runs(stage: Stage, attempt: Attempt, cells: list[Cell], names: list[str
 def block_spec(stage: Stage, block: Block, names: list[str]) -> dict[str, Any]:
     """What `kvtrial.measure.attention` is told, but for the candidates."""
     rules = stage.protocol["m1"]
-    iterations = rules["warmup_iterations"] + rules["iterations"]
+    warmup = rules["warmup_iterations"]
     seed = block_seed(stage.protocol["decision"]["seed"], block.cell, block.number)
     own = stage.workload["shape"]
     shape = shapes(stage.protocol, own)[block.cell["shape"]]
     return {
         "shape": shape,
-        "orders": rotation.orders(names, iterations, seed),
+        "orders": rotation.orders(names, warmup, seed)[:warmup]
+        + rotation.orders(names, rules["iterations"], seed + 1),
         "snapshots": stage.snapshots(block.cell["context"], 1) if shape == own else [],
         "synthetic_tokens": block.cell["context"],
         "threads": block.cell["threads"],
         "probes": stage.protocol["probes"],
         "page_tokens": stage.protocol["page_tokens"],
-        "warmup_iterations": rules["warmup_iterations"],
+        "warmup_iterations": warmup,
         "rotation_llc_multiple": rules["rotation_llc_multiple"],
         "seed": seed,
     }

@@ -136,7 +136,7 @@ def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
 def shortened(work: str, spec: dict[str, Any]) -> tuple[dict[str, Any], float]:
     """A quick version of a specification, and how often its timed part is in the whole one."""
     if work == "decode":
-        quick = {**spec, "rounds": 1, "rotation": {**spec["rotation"], "warmup_rounds": 1}}
+        quick = {**spec, "rounds": 1, "rotation": {**spec["rotation"], "warmup_rounds": 2}}
         return quick, spec["rotation"]["warmup_rounds"] + spec["rounds"]
     if work == "attention":
         quick = {**spec, "warmup_iterations": 1, "orders": spec["orders"][:2]}

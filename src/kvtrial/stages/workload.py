@@ -38,6 +38,7 @@ from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
+from kvtrial.measure import rotation
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import cell_name
 from kvtrial.measure.stores import HEADROOM_BYTES, budget_bytes, opened, shape_of
@@ -66,8 +67,10 @@ def too_large(
     at most as large as FP32 rows are.
     """
     rules = protocol["rotation"]
-    steps = rules["warmup_rounds"] + cell.get("rounds", rules["rounds"]) + rules["alone_steps"]
-    arms = min(3, len(protocol["candidates"]))
+    listed = len(protocol["candidates"])
+    arms, rounds = min(3, listed), cell.get("rounds", rules["rounds"])
+    most = max(rotation.rounds_of(n, rounds) for n in range(1, listed + 1))
+    steps = rules["warmup_rounds"] + most + rules["alone_steps"]
     pool = budget_bytes(shape, cell["context"] + steps, cell["sessions"], protocol["page_tokens"])
     needed = arms * pool + weight_bytes + HEADROOM_BYTES
     available = machine.available_memory_bytes()
@@ -98,7 +101,7 @@ def way(page_tokens: int) -> dict[str, Any]:
         "activations": ACTIVATIONS,
         "store": STORE,
         "page_tokens": page_tokens,
-        "build_id": build.facts()["build_id"],
+        "rows_sha256": build.facts()["rows_sha256"],
     }
 
 

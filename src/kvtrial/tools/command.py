@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtrial.host import paths
 from kvtrial.run import layout
-from kvtrial.run.exits import EXIT_FAILED, exit_with
+from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE, exit_with
 
 
 class NoVerdict(layout.ConfigError):
@@ -21,17 +21,25 @@ class NoVerdict(layout.ConfigError):
 # Subcommands: each imports what it needs, so that --help is quick
 
 
-def _newest_verdict() -> Path:
-    found = sorted(paths.results_dir().glob("*/verdict.json"), key=lambda p: p.stat().st_mtime)
-    if not found:
+def _newest_run() -> Path:
+    """The run whose verdict, or whose last finished block, is the newest."""
+    runs = [path.parent for path in paths.results_dir().glob("*/protocol.json")]
+    if not runs:
         raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
-    return found[-1].parent
+    return max(runs, key=_last_change)
+
+
+def _last_change(run_dir: Path) -> float:
+    files = [run_dir / "verdict.json"]
+    if not files[0].is_file():
+        files = [run_dir / "protocol.json", *run_dir.glob("events/*"), *run_dir.glob("journal/*/*")]
+    return max(path.stat().st_mtime for path in files)
 
 
 def _run_dir(name: str | None) -> Path:
-    """A run's folder by path or by run_id; the newest verdict's without a name."""
+    """A run's folder by path or by run_id; the newest one without a name."""
     if name is None:
-        return _newest_verdict()
+        return _newest_run()
     for candidate in (Path(name), paths.results_dir() / name):
         if candidate.is_dir():
             return candidate
@@ -39,41 +47,68 @@ def _run_dir(name: str | None) -> Path:
     raise layout.ConfigError(f"no run {name!r}; known: {', '.join(known) or 'none yet'}")
 
 
-def _show(run_dir: Path) -> None:
+def _show(run_dir: Path, full: bool = False) -> int:
+    """Print a run's verdict, the box last; how the command exits."""
     from rich.console import Console
 
     from kvtrial.show import fleet, terminal
 
+    found = fleet.load(run_dir)
     console = Console()
-    console.print(terminal.render(fleet.load(run_dir)))
     page = run_dir / "report.html"
-    where = (
-        f"{page}"
-        if page.is_file()
-        else f"{run_dir} (make report, given what make verdict was given: one page with figures)"
+    where = f"{page}" if page.is_file() else f"{run_dir} (one page with figures: make report)"
+    rest = "" if full else "All of it: kvtrial verdict --full. "
+    console.print(f"{rest}Figures: {where}, or make ui", soft_wrap=True, highlight=False)
+    console.print(terminal.render(found, full=full))
+    return _code(found)
+
+
+def _show_so_far(run_dir: Path, full: bool, as_json: bool) -> int:
+    """Print what an unfinished run says so far, marked so; never a verdict, so never decided."""
+    from kvtrial.show import terminal
+    from kvtrial.stages.after.provisional import decide_so_far
+
+    found = decide_so_far(run_dir)
+    document = {**found.verdict.data, "provisional": found.missing}
+    _print(
+        as_json,
+        document,
+        lambda: terminal.render(found.verdict.data, full=full, provisional=found.missing),
     )
-    console.print(f"Look at {where}, or browse it with: make ui", soft_wrap=True, highlight=False)
+    return EXIT_INCONCLUSIVE
 
 
-def verdict(args: argparse.Namespace) -> None:
+def _code(verdict: dict[str, Any]) -> int:
+    """0 for a verdict that decides what to run and which language, else `EXIT_INCONCLUSIVE`."""
+    from kvtrial.decision.verdict import Verdict
+
+    return 0 if Verdict(verdict).decided else EXIT_INCONCLUSIVE
+
+
+def verdict(args: argparse.Namespace) -> int:
     """kvtrial verdict"""
+    from kvtrial.show import fleet
+
     run_dir = _run_dir(args.run)
     path = run_dir / "verdict.json"
     if not path.is_file():
-        raise NoVerdict(f"{run_dir} has no verdict.json yet; run: make verdict")
-    if args.json:
-        sys.stdout.write(path.read_text(encoding="utf-8"))
-    else:
-        _show(run_dir)
+        if not (run_dir / "protocol.json").is_file():
+            raise NoVerdict(f"{run_dir} has no verdict.json yet; run: make verdict")
+        return _show_so_far(run_dir, args.full, args.json)
+    if not args.json:
+        return _show(run_dir, args.full)
+    code = _code(fleet.load(run_dir))
+    sys.stdout.write(path.read_text(encoding="utf-8"))
+    return code
 
 
-def decide(args: argparse.Namespace) -> None:
+def decide(args: argparse.Namespace) -> int:
     """kvtrial decide RUN"""
     from kvtrial.stages.after.verdict import write_verdict
 
     run_dir = _run_dir(args.run)
     write_verdict(run_dir)
-    _show(run_dir)
+    return _show(run_dir, args.full)
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -85,17 +120,19 @@ def generate(args: argparse.Namespace) -> None:
         model=args.model,
         tokens=args.tokens,
         store=args.store,
+        profile=args.profile,
         threads=args.threads,
         cold=args.cold,
     )
     for piece in made:
         print(piece, end="", flush=True)
     print()
-    if (rate := made.tokens_per_s) is not None:
-        print(
-            f"{made.made} tokens, {rate:.1f} tokens/s with {made.store}",
-            file=sys.stderr,
-        )
+    rate = made.tokens_per_s
+    print(
+        f"{made.made} tokens" + (f", {rate:.1f} tokens/s" if rate is not None else ""),
+        f"with {made.store} ({made.profile.upper()}; {made.why})",
+        file=sys.stderr,
+    )
     if (known := made.restored) is not None:
         print(
             f"{known.tokens} tokens of the prompt restored in {known.restore_ms:.1f} ms instead of "
@@ -135,7 +172,9 @@ def candidates(args: argparse.Namespace) -> None:
         elif name in selected.retired:
             state = f"retired by {selected.run_id}"
         elif name == selected.default:
-            state = "default"
+            state = f"default: {selected.origin}" if selected.run_id else "default"
+        elif name == selected.fp32:
+            state = 'default with profile="fp32"'
         table.add_row(name, candidate.title, candidate.profile.value, candidate.language, state)
     Console().print(table)
 
@@ -144,7 +183,7 @@ def models(args: argparse.Namespace) -> None:
     """kvtrial models"""
     from kvtrial.run import models as registry
 
-    for name, entry in registry.registered().items():
+    for name, entry in registry.entries().items():
         here = (paths.results_dir() / "models" / f"{name}.gguf").is_file()
         print(
             f"{name:28} {'here' if here else 'kvtrial fetch ' + name}\n    {entry.get('note', '')}"
@@ -164,15 +203,15 @@ def try_(args: argparse.Namespace) -> int:
     """kvtrial try NAME"""
     from kvtrial.tools import trying
 
-    found = trying.measure(
+    trial = trying.measure(
         args.name,
         model=args.model,
         against=args.against,
         context=args.context,
         count=args.blocks,
     )
-    _print(args.json, found, lambda: trying.render(found))
-    return 0 if trying.sound(found) else EXIT_FAILED
+    _print(args.json, trial, lambda: trying.render(trial))
+    return 0 if trying.sound(trial) else EXIT_FAILED
 
 
 def fleet(args: argparse.Namespace) -> None:
@@ -194,14 +233,14 @@ def cold(args: argparse.Namespace) -> int:
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
         task = bar.add_task(args.verb, total=None)
-        found = upkeep.look_after(
+        outcome = upkeep.look_after(
             args.verb,
             args.folder,
             args.keys,
             lambda done, to_do: bar.update(task, completed=done, total=to_do),
         )
-    _print(args.json, found, lambda: upkeep.render(found))
-    return 0 if upkeep.sound(found) else EXIT_FAILED
+    _print(args.json, outcome, lambda: upkeep.render(outcome))
+    return 0 if upkeep.sound(outcome) else EXIT_FAILED
 
 
 def _print(as_json: bool, document: Any, render: Callable[[], Any]) -> None:
@@ -228,6 +267,12 @@ def _at_least_one(text: str) -> int:
 # The parser
 
 
+_CODES = (
+    "Exit code 0: what to run and which language are decided. "
+    f"{EXIT_INCONCLUSIVE}: the outcome is INCONCLUSIVE. 1 or 2: an error."
+)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command's parser; each subcommand's help is a line and an example."""
     top = argparse.ArgumentParser(
@@ -236,25 +281,35 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     def add(
-        action: Callable[[argparse.Namespace], int | None], line: str, example: str
+        action: Callable[[argparse.Namespace], int | None], line: str, example: str, more: str = ""
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             action.__name__.rstrip("_"),
             help=line,
-            description=f"{line[0].upper()}{line[1:]}.",
+            description=f"{line[0].upper()}{line[1:]}. {more}".rstrip(),
             epilog=f"example: kvtrial {example}",
         )
         sub.set_defaults(action=action)
         return sub
 
-    sub = add(verdict, "show the newest verdict, or that of a run", "verdict --json")
+    sub = add(
+        verdict,
+        "show the newest verdict, or that of a run; of a run that goes on, what it says so far",
+        "verdict --full",
+        f"{_CODES} A run without a verdict is shown as PROVISIONAL, with code {EXIT_INCONCLUSIVE}.",
+    )
     sub.add_argument("run", nargs="?", help="run_id or folder")
+    sub.add_argument("--full", action="store_true", help="everything, not the first table alone")
     sub.add_argument("--json", action="store_true", help="verdict.json as it is")
 
     sub = add(
-        decide, "decide again from a run's raw events; the same bytes", "decide results/RUN_ID"
+        decide,
+        "decide again from a run's raw events; the same bytes",
+        "decide results/RUN_ID",
+        _CODES,
     )
     sub.add_argument("run", help="run_id or folder")
+    sub.add_argument("--full", action="store_true", help="everything, not the first table alone")
 
     sub = add(
         generate,
@@ -265,6 +320,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
     sub.add_argument("--tokens", type=int, default=64, help="tokens to make")
     sub.add_argument("--store", help="a candidate; by default the adopted one")
+    sub.add_argument("--profile", help="without --store: fp32, or the adopted store's own profile")
     sub.add_argument(
         "--cold",
         type=Path,
@@ -282,7 +338,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         try_,
-        "try a candidate against the adopted store, in about five minutes; never adopts",
+        "try a candidate against the adopted store, in about a minute and a half; never adopts",
         "try K5 --context 512",
     )
     sub.add_argument("name", help="a name of `kvtrial candidates`")

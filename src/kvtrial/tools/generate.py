@@ -12,7 +12,6 @@ from kvtrial import candidates
 from kvtrial.cold import ColdStore, Identity, SpillReport, open_cold
 from kvtrial.contract import Capability, InvalidArgument, KVSession, KVStore, Unsupported
 from kvtrial.engine.transformer import Model, greedy
-from kvtrial.host import selection
 from kvtrial.run import models
 
 #: Tokens that are computed again, elsewhere, to say what a restore has saved.
@@ -52,6 +51,8 @@ class Continuation:
         Tokens to make, at least 1; fewer where the model ends the text.
     store : str, optional
         A candidate; by default the adopted one.
+    profile : str, optional
+        Without a store: a numerical profile that was adopted, such as ``fp32``.
     threads : int
         Threads of the decoder and of the store.
     cold : Path, optional
@@ -60,6 +61,12 @@ class Continuation:
 
     Attributes
     ----------
+    store : str
+        The candidate that is used.
+    profile : str
+        Its numerical profile.
+    why : str
+        Why that one, in words.
     made : int
         Tokens made so far.
     decode_s : float
@@ -81,13 +88,15 @@ class Continuation:
         model: str,
         tokens: int,
         store: str | None = None,
+        profile: str | None = None,
         threads: int = 1,
         cold: Path | None = None,
     ) -> None:
         for name, value in (("tokens", tokens), ("threads", threads)):
             if value < 1:
                 raise InvalidArgument(f"{name} is {value}; give at least 1")
-        self.store = store or selection.load().default
+        chosen, self.why = candidates.choose(store, profile)
+        self.store, self.profile = chosen.name, chosen.profile.value
         if cold is not None:
             _refuse_without_spill(self.store)
         self._model: Model = models.load_model(model)

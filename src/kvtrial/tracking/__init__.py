@@ -24,7 +24,7 @@ import pandas as pd
 import psutil
 
 from kvtrial.tracking import records
-from kvtrial.tracking.store import REBUILD, Store, tracking_uri
+from kvtrial.tracking.store import REBUILD, MlflowStore, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -55,7 +55,7 @@ def _never_costs_a_verdict(function: Callable[P, None]) -> Callable[P, None]:
 @_never_costs_a_verdict
 def begin_stage(run_dir: Path, stage: str) -> None:
     """Open the stage's run as RUNNING; runs whose process died are marked KILLED."""
-    with Store.held(run_dir) as store:
+    with MlflowStore.held(run_dir) as store:
         for run in store.find(level="stage"):
             if run.info.status == "RUNNING" and not is_alive(run):
                 store.end(run.info.run_id, "KILLED", "its process died")
@@ -67,7 +67,7 @@ def begin_stage(run_dir: Path, stage: str) -> None:
 @_never_costs_a_verdict
 def stop_stage(run_dir: Path, stage: str, status: str, why: str) -> None:
     """End this process's run of the stage, and the trial's, as FAILED or KILLED, with the reason as a tag."""
-    with Store.held(run_dir) as store:
+    with MlflowStore.held(run_dir) as store:
         for run_id in _own_runs(store, stage):
             store.end(run_id, status, why)
         if stage not in BESIDE:
@@ -77,7 +77,7 @@ def stop_stage(run_dir: Path, stage: str, status: str, why: str) -> None:
 @_never_costs_a_verdict
 def finish_stage(run_dir: Path, stage: str) -> None:
     """Log the stage's newest attempt as child runs and end its run as FINISHED."""
-    with Store.held(run_dir) as store:
+    with MlflowStore.held(run_dir) as store:
         run_id = next(iter(_own_runs(store, stage)), None) or store.stage(stage)
         table = run_dir / "events" / f"{stage}.parquet"
         if stage == "peers":  # it has a comparison of its own and no attempts
@@ -94,7 +94,7 @@ def finish_stage(run_dir: Path, stage: str) -> None:
 def leave_stage(run_dir: Path, stage: str, why: str) -> None:
     """End this process's run of a stage that another process has done: FINISHED, with the reason as a tag
     and without figures. The trial links to the other's run again."""
-    with Store.held(run_dir) as store:
+    with MlflowStore.held(run_dir) as store:
         own = _own_runs(store, stage)
         for run_id in own:
             store.end(run_id, "FINISHED", why)
@@ -104,7 +104,7 @@ def leave_stage(run_dir: Path, stage: str, why: str) -> None:
         _end_a_decided_trial(store)
 
 
-def _end_a_decided_trial(store: Store) -> None:
+def _end_a_decided_trial(store: MlflowStore) -> None:
     """A trial that has its verdict is finished again when the stage that was forced is."""
     if (store.run_dir / "verdict.json").is_file():
         store.end(store.parent_id, "FINISHED")
@@ -113,18 +113,18 @@ def _end_a_decided_trial(store: Store) -> None:
 @_never_costs_a_verdict
 def stop_trial(run_dir: Path, why: str) -> None:
     """End the trial's run as FAILED: its verdict could not be made."""
-    with Store.held(run_dir) as store:
+    with MlflowStore.held(run_dir) as store:
         store.end(store.parent_id, "FAILED", why)
 
 
 @_never_costs_a_verdict
 def log_verdict(run_dir: Path) -> None:
     """Write the verdict into the trial's run: description, tags, metrics, figures and tables."""
-    with Store.held(run_dir) as store:
+    with MlflowStore.held(run_dir) as store:
         records.log_verdict(store)
 
 
-def _own_runs(store: Store, stage: str) -> list[str]:
+def _own_runs(store: MlflowStore, stage: str) -> list[str]:
     """Runs of the stage that this process has begun and not ended. Another pipeline on the trial may have
     begun one too."""
     runs = store.find(level="stage", stage=stage, process=_this_process())

@@ -17,7 +17,7 @@ from kvtrial.run import events
 from kvtrial.run.journal import Journal
 from kvtrial.run.layout import ConfigError
 from kvtrial.tracking import is_alive, records
-from kvtrial.tracking.store import REBUILD, Store, database, tracking_uri
+from kvtrial.tracking.store import REBUILD, MlflowStore, database, tracking_uri
 
 
 def rebuild(results: Path) -> None:
@@ -34,7 +34,7 @@ def rebuild(results: Path) -> None:
     if not manifests:
         raise ConfigError(f"no run under {results}; give the folder that holds the runs")
     for manifest in manifests:
-        with Store.held(manifest.parent) as store:
+        with MlflowStore.held(manifest.parent) as store:
             for table in sorted((manifest.parent / "events").glob("*.parquet")):
                 if table.stem != "run":  # facts of the run; they are in the manifest
                     _rebuild_stage(store, table.stem, table)
@@ -52,18 +52,18 @@ def rebuild(results: Path) -> None:
                 store.end(store.parent_id, "KILLED", "no verdict yet")
 
 
-def _running(store: Store, **of: str) -> bool:
+def _running(store: MlflowStore, **of: str) -> bool:
     """Whether a stage is at work now; what it does it logs itself when it is done."""
     runs = store.find(level="stage", **of)
     return any(run.info.status == "RUNNING" and is_alive(run) for run in runs)
 
 
-def _logged_attempts(store: Store, stage: str, *statuses: str) -> set[str]:
+def _logged_attempts(store: MlflowStore, stage: str, *statuses: str) -> set[str]:
     runs = store.find(level="stage", stage=stage)
     return {run.data.tags.get("kvtrial.attempt", "") for run in runs if run.info.status in statuses}
 
 
-def _rebuild_stage(store: Store, stage: str, table: Path) -> None:
+def _rebuild_stage(store: MlflowStore, stage: str, table: Path) -> None:
     for number, rows in pd.read_parquet(table).groupby("attempt"):
         complete = (rows["metric"] == "attempt/complete").any()
         status = "FINISHED" if complete else "KILLED"
@@ -73,7 +73,7 @@ def _rebuild_stage(store: Store, stage: str, table: Path) -> None:
             store.end(run_id, status)
 
 
-def _rebuild_unfinished(store: Store, stage: str) -> None:
+def _rebuild_unfinished(store: MlflowStore, stage: str) -> None:
     """An attempt that has blocks and no table: its stage was stopped, and has not gone on."""
     if _running(store, stage=stage):
         return

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from kvtrial.show import summary
-from kvtrial.tracking.store import MAX_TAG, RUN_OF, Store
+from kvtrial.tracking.store import MAX_TAG, RUN_OF, MlflowStore
 
 
 def log_attempt(
-    store: Store, stage_run: str, stage: str, rows: pd.DataFrame, table: Path | None
+    store: MlflowStore, stage_run: str, stage: str, rows: pd.DataFrame, table: Path | None
 ) -> None:
     """A child run for each candidate and cell of one attempt."""
     if table is not None:
@@ -52,7 +52,7 @@ def log_attempt(
     store.client.set_tag(stage_run, "kvtrial.attempt", str(int(rows["attempt"].max())))
 
 
-def log_peers(store: Store, run: str) -> None:
+def log_peers(store: MlflowStore, run: str) -> None:
     """Each row of peers.json as metrics, its settings as tags; table and figure as artifacts."""
     path = store.run_dir / "peers.json"
     metrics: list[tuple[str, float, int]] = []
@@ -73,12 +73,11 @@ def log_peers(store: Store, run: str) -> None:
         store.artifact(run, figure, "figures")
 
 
-def log_verdict(store: Store) -> None:
+def log_verdict(store: MlflowStore) -> None:
     """The verdict into the trial's run: description, tags, metrics, figures and tables."""
     file = store.run_dir / "verdict.json"
     verdict = json.loads(file.read_text(encoding="utf-8"))
-    hot, cold = verdict["hot"], verdict["cold"]
-    run = store.parent_id
+    run, answer = store.parent_id, verdict["run"]
     # The newest run of each stage, or that of the attempt which decided where another came later.
     run_of = {
         tag.removeprefix(RUN_OF): run_id
@@ -94,25 +93,31 @@ def log_verdict(store: Store) -> None:
         stage: f"#/experiments/{store.experiment_id}/runs/{run_id}"
         for stage, run_id in run_of.items()
     }
-    eligible = {name: "; ".join(why) or "yes" for name, why in verdict["eligibility"].items()}
+    eligible = {
+        name: "; ".join(f"{reason['why']}: {reason['text']}" for reason in own) or "yes"
+        for name, own in verdict["eligibility"].items()
+    }
     store.tags(
         run,
         {
             "mlflow.note.content": summary.markdown(verdict, links),
-            "kvtrial.outcome": hot["outcome"],
-            "kvtrial.adopted": str(hot["adopted"]),
-            "kvtrial.cold_adopted": str(cold["adopted"]),
+            # The three answers, in their order.
+            "kvtrial.store": answer["store"] or "undecided",
+            "kvtrial.profile": answer["profile"] or "undecided",
+            "kvtrial.fp32_store": answer["fp32_store"],
+            "kvtrial.language": verdict["language"]["outcome"],
+            "kvtrial.language_kind": verdict["language"]["kind"] or "-",
+            "kvtrial.cold_store": verdict["cold"]["adopted"] or "undecided",
             "kvtrial.model": verdict["model"],
             "kvtrial.protocol_sha256": verdict["protocol_sha256"],
-            **{f"kvtrial.eligible.{name}": why for name, why in eligible.items()},
+            "kvtrial.eligible": json.dumps(eligible, sort_keys=True),
         },
     )
     for arm in store.find(level="arm"):
         why = eligible.get(arm.data.tags["kvtrial.candidate"])
         if why is not None and arm.data.tags.get("kvtrial.eligible") != why[:MAX_TAG]:
             store.tags(arm.info.run_id, {"kvtrial.eligible": why})
-    metrics = summary.verdict_metrics(verdict)
-    store.metrics(run, [(name, value, 0) for name, value in metrics.items()], file)
+    store.metrics(run, summary.verdict_metrics(verdict), file)
     for name in ("verdict.json", "report.html"):
         store.artifact(run, store.run_dir / name)
     for figure in sorted((store.run_dir / "figures").glob("*")):

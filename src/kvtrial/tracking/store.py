@@ -51,7 +51,7 @@ def database(results: Path) -> Path:
     return results.resolve() / "mlflow.db"
 
 
-class Store:
+class MlflowStore:
     """An open MLflow store with one trial's parent run in it."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -74,7 +74,7 @@ class Store:
 
     @classmethod
     @contextlib.contextmanager
-    def held(cls, run_dir: Path) -> Iterator[Store]:
+    def held(cls, run_dir: Path) -> Iterator[MlflowStore]:
         """The store of a run, to this process alone."""
         with (run_dir.parent / ".mlflow.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -82,37 +82,37 @@ class Store:
 
     def _experiment(self, local: bool) -> str:
         location = (self.results.resolve() / "mlartifacts").as_uri() if local else None
-        found = self.client.get_experiment_by_name(EXPERIMENT)
-        if found is None:
+        experiment = self.client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:
             return str(
                 self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=KIND)
             )
-        if local and found.artifact_location != location:
+        if local and experiment.artifact_location != location:
             raise StoreUnusable(
-                f"{database(self.results)} keeps its artifacts at {found.artifact_location}: the "
+                f"{database(self.results)} keeps its artifacts at {experiment.artifact_location}: the "
                 f"results were moved. Remove it, and make it again here with: {REBUILD}"
             )
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def find(self, **tags: str) -> list[Any]:
         """Runs of this trial with these ``kvtrial.*`` tags, newest first."""
         wanted = {"run_id": self.run_dir.name, **tags}
         query = " and ".join(f"tags.`kvtrial.{key}` = '{value}'" for key, value in wanted.items())
-        found: list[Any] = []
+        runs: list[Any] = []
         token = None
         while True:
             page = self.client.search_runs(
                 [self.experiment_id], query, max_results=1000, page_token=token
             )
-            found.extend(page)
+            runs.extend(page)
             token = page.token
             if not token:
-                return found
+                return runs
 
     def _parent(self) -> str:
-        found = self.find(level="trial")
-        if found:
-            return str(found[0].info.run_id)
+        trials = self.find(level="trial")
+        if trials:
+            return str(trials[0].info.run_id)
         run_id = self._create(self.run_dir.name, {}, level="trial", machine=self.machine)
         for name in ("manifest.json", "protocol.json"):
             self.artifact(run_id, self.run_dir / name)
@@ -220,7 +220,7 @@ def _datasets() -> list[Any]:
 
     prompts_file = paths.config_file("prompts.yaml")
     text_file = paths.config_file(f"workload/{corpus.TEXT_NAME}")
-    found = []
+    datasets = []
     for name, path, use in (
         ("prompts", prompts_file, "parity"),
         ("workload-text", text_file, "contexts"),
@@ -237,8 +237,8 @@ def _datasets() -> list[Any]:
             schema=json.dumps({"mlflow_colspec": [{"name": "text", "type": "string"}]}),
             profile=json.dumps({"num_rows": rows}),
         )
-        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", use)]))
-    return found
+        datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", use)]))
+    return datasets
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

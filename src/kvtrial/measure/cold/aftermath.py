@@ -92,8 +92,8 @@ def delete_aloud(cold: ColdStore, n: int, say: Say) -> None:
 
 def _newest(store: Path) -> tuple[str, int]:
     """The file that was appended to last, and its size in bytes."""
-    found = [*store.rglob("*.seg")] or [*store.rglob("*.log")]
-    newest = max(found, key=lambda path: path.stem)
+    files = [*store.rglob("*.seg")] or [*store.rglob("*.log")]
+    newest = max(files, key=lambda path: path.stem)
     return newest.name, newest.stat().st_size
 
 
@@ -149,15 +149,15 @@ class Promise:
 
     @classmethod
     def of(cls, said: Said) -> Promise:
-        found = cls()
+        promise = cls()
         for word, *rest in said:
             if word in ("batch", "stored"):
-                found.rows[int(rest[0])] = int(rest[1])
+                promise.rows[int(rest[0])] = int(rest[1])
             elif word == "deleting":
-                found.doubtful.add(int(rest[0]))
+                promise.doubtful.add(int(rest[0]))
             elif word == "deleted":
-                found.deleted.add(int(rest[0]))
-        return found
+                promise.deleted.add(int(rest[0]))
+        return promise
 
 
 def key_of(store: PatternStore, n: int) -> str:
@@ -196,14 +196,14 @@ def _look(
     may_be_named = {key_of(store, n) for n in lost}
     try:
         with open_cold(kind, folder, store.identity()) as cold:
-            for fault in cold.verify():
-                if not fault.sequences or not may_be_named.issuperset(fault.sequences):
-                    say("problem", fault.key[:16], fault.what)
+            for damage in cold.verify():
+                if not damage.sequences or not may_be_named.issuperset(damage.sequences):
+                    say("problem", damage.key[:16], damage.what)
             if {entry.rows for entry in cold.catalogue()} - {PATTERN_ROWS}:
                 say("problem", "the catalogue lists other numbers of rows")
             for n, rows in promise.rows.items():
-                found = cold.contains(pattern_tokens(n))
-                if n in promise.deleted and found > SHARED_ROWS:
+                stored = cold.contains(pattern_tokens(n))
+                if n in promise.deleted and stored > SHARED_ROWS:
                     say("problem", f"sequence {n} was deleted and is back")
                 if n not in promise.doubtful:
                     say("acknowledged")
@@ -219,10 +219,10 @@ def _look(
 def compare(cold: ColdStore, store: PatternStore, n: int, promised: int, say: Say) -> None:
     """Restore sequence ``n``; say ``recovered``, or what is wrong."""
     session = store.open_session()
-    found = cold.restore(pattern_tokens(n), session)  # type: ignore[arg-type]
-    want = [layer[: -(-found // 16)] for layer in pattern_session(store, n).contents()]
-    if found < promised:
-        say("problem", f"sequence {n}: {promised} rows acknowledged, {found} there")
+    restored = cold.restore(pattern_tokens(n), session)  # type: ignore[arg-type]
+    want = [layer[: -(-restored // 16)] for layer in pattern_session(store, n).contents()]
+    if restored < promised:
+        say("problem", f"sequence {n}: {promised} rows acknowledged, {restored} there")
     elif session.contents() != want:
         say("problem", f"sequence {n}: other bytes than were spilled")
     else:

@@ -284,7 +284,7 @@ def flipped_bit(at: Round) -> Crash:
             return
         with contextlib.suppress(ColdError), cold:  # closing names damage too
             try:
-                named = {key for fault in cold.verify() for key in fault.sequences}
+                named = {key for damage in cold.verify() for key in damage.sequences}
             except ColdError:  # the index itself
                 named = {key_of(store, n) for n in promise.rows}
             for n, rows in promise.rows.items():

@@ -32,8 +32,8 @@ def library() -> Path | None:
 
 def preload_environment() -> dict[str, str] | None:
     """Variables for a process whose disk can fail, or None where that can't be done."""
-    found = library()
-    return None if found is None else environment_with(found)
+    disk = library()
+    return None if disk is None else environment_with(disk)
 
 
 @functools.cache
@@ -84,8 +84,8 @@ def power_cut(folder: Path, memory: Path, into: Path, draw: random.Random | None
     """
     present: dict[str, Path] = {}
     if draw is not None:
-        found = (path for path in folder.rglob("*") if path.is_file())
-        present = {key: path for path in found if (key := _key(path))}
+        files = (path for path in folder.rglob("*") if path.is_file())
+        present = {key: path for path in files if (key := _key(path))}
 
     def settle(key: str, target: Path) -> None:
         kept = memory / key

@@ -75,7 +75,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
                     if name == "recompute":
                         measured = _recompute(store, spec)
                     else:
-                        arm = _Plain if name == "plain" else _Store
+                        arm = _PlainArm if name == "plain" else _ColdArm
                         measured = _measure_arm(arm(name, folder, store, source, spec), spec)
                 rows += [{**columns, **row} for row in measured]
             except Exception as error:
@@ -84,7 +84,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-class _Store:
+class _ColdArm:
     """Z1 or Z2 behind the four things that an arm can do."""
 
     prefix = "restore"
@@ -140,7 +140,7 @@ class _Store:
         """Milliseconds of the parts of the last restore, and of RocksDB's binding in another."""
         times = self.cold.times
         assert times is not None
-        found = {
+        parts_ms = {
             f"restore_{name}_ms": getattr(times, f"{name}_ns") / 1e6
             for name in ("lookup", "read", "check", "import")
         }
@@ -148,8 +148,8 @@ class _Store:
             before = self.cold.rocksdb_get_us
             self.read(len(self._tokens))
             inside = (self.cold.rocksdb_get_us - before) / 1e3
-            found["restore_binding_ms"] = max(self.cold.times.read_ns / 1e6 - inside, 0.0)  # type: ignore[union-attr]
-        return found
+            parts_ms["restore_binding_ms"] = max(self.cold.times.read_ns / 1e6 - inside, 0.0)  # type: ignore[union-attr]
+        return parts_ms
 
     def collect(self) -> tuple[int, int]:
         """Nanoseconds of a gc with one sequence of two gone, and bytes that it gave back."""
@@ -175,7 +175,7 @@ class _Store:
         self.cold.close()
 
 
-class _Plain:
+class _PlainArm:
     """One file: the same bytes, the same syncs, the same pages, and nothing else."""
 
     prefix = "plain_read"
@@ -245,15 +245,15 @@ def _present(view: memoryview | None) -> memoryview:
 
 def contexts(prefix_tokens: int, page_tokens: int) -> list[int]:
     """Prefixes that are restored: a page, four times as much, and so on, and the registered one."""
-    found = []
+    prefixes = []
     n = page_tokens
     while n < prefix_tokens:
-        found.append(n)
+        prefixes.append(n)
         n *= 4
-    return [*found, prefix_tokens]
+    return [*prefixes, prefix_tokens]
 
 
-def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
+def _measure_arm(arm: _ColdArm | _PlainArm, spec: Spec) -> list[Row]:
     rows: list[Row] = []
     prefix = spec["prefix_tokens"]
 
@@ -268,7 +268,7 @@ def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
         start = clock.now_ns()
         payload, batches = arm.write()
         spent = clock.elapsed_ns(start, clock.now_ns(), "spill")
-        name = "plain_write" if isinstance(arm, _Plain) else "spill"
+        name = "plain_write" if isinstance(arm, _PlainArm) else "spill"
         add(f"{name}_mb_per_s", payload / spent * 1e3)
         add("batches", batches)
         add("fsyncs", arm.syncs() - syncs_before)
@@ -286,7 +286,7 @@ def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
         arm.read(prefix)  # fills the page cache
         for index in range(spec["repetitions"]):
             add(f"{arm.prefix}_warm_ms", arm.read(prefix) / 1e6, index)
-        if isinstance(arm, _Store):
+        if isinstance(arm, _ColdArm):
             for metric, ms in arm.parts().items():
                 add(metric, ms)
         for rows_read in contexts(prefix, spec["page_tokens"])[:-1]:
@@ -307,7 +307,7 @@ def _measure_arm(arm: _Store | _Plain, spec: Spec) -> list[Row]:
         finally:
             arm.close()
 
-    if isinstance(arm, _Store):
+    if isinstance(arm, _ColdArm):
         arm.open()
         try:
             spent, freed = arm.collect()
@@ -322,7 +322,7 @@ def _recompute(store: KVStore, spec: Spec) -> list[Row]:
     """Prefills of the snapshot's own tokens, each into an empty session; the first one warms up."""
     model = engine.load(spec["gguf"])
     tokens = json.loads((Path(spec["snapshot"]) / "tokens.json").read_text(encoding="utf-8"))["ids"]
-    found: list[Row] = []
+    rows: list[Row] = []
     lengths = contexts(spec["prefix_tokens"], spec["page_tokens"])
     for n in [lengths[0], *(n for n in lengths if n <= spec["recompute_tokens"])]:
         session = store.open_session()
@@ -332,8 +332,8 @@ def _recompute(store: KVStore, spec: Spec) -> list[Row]:
             spent = clock.elapsed_ns(start, clock.now_ns(), f"prefill of {n} tokens")
         finally:
             session.close()
-        found.append({"metric": "cold/recompute_ms", "value": spent / 1e6, "context": n})
-    return found[1:]
+        rows.append({"metric": "cold/recompute_ms", "value": spent / 1e6, "context": n})
+    return rows[1:]
 
 
 def _bytes_written() -> int | None:

@@ -2,14 +2,16 @@
 
 ``draw`` returns None where the run has nothing to show for it. Captions say what n is and what the
 interval means. A module may name the ``SECTION`` of the report that it belongs to, ``"results"``
-by default. A new figure is one module and one line here; report and MLflow show whatever is drawn.
+by default; the first figure is the picture of the answer and stands above all tables. A new figure is one
+module and one line here; report and MLflow show whatever is drawn.
 """
 
 from __future__ import annotations
 
 from kvtrial.show.plots import (
-    characteristics,
+    arms,
     ecdf,
+    error_rates,
     forest,
     peers,
     recompute,
@@ -20,18 +22,21 @@ from kvtrial.show.plots import (
 )
 
 RESULTS = "results"
+#: Of the figure that stands above all others.
+FIRST = "first"
 
 #: file stem -> module, in the order of the report.
 FIGURES = {
+    "arms": arms,
+    "scaling": scaling,
     "forest": forest,
     "waterfall": waterfall,
     "ecdf": ecdf,
     "roofline": roofline,
-    "scaling": scaling,
     "restore": restore,
     "recompute": recompute,
     "peers": peers,
-    "characteristics": characteristics,
+    "error_rates": error_rates,
 }
 
-__all__ = ["FIGURES", "RESULTS"]
+__all__ = ["FIGURES", "FIRST", "RESULTS"]

@@ -34,13 +34,13 @@ _APART = 1.045
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     """One panel a context and number of threads; dots by arm and head shape."""
     events = events[events["stage"] == "m1"]
-    found = points(events)
-    if found.empty:
+    dots = points(events)
+    if dots.empty:
         return None
-    cells = sorted(set(zip(found["threads"], found["context"])))
+    cells = sorted(set(zip(dots["threads"], dots["context"])))
     drawn, axes = style.figure(len(cells), width=max(7.2, 3.2 * len(cells)), height=4.4)
     for axis, (threads, context) in zip(axes, cells):
-        cell = found[(found["threads"] == threads) & (found["context"] == context)]
+        cell = dots[(dots["threads"] == threads) & (dots["context"] == context)]
         probes = events[(events["threads"] == threads) & (events["context"] == context)]
         _dots(axis, cell, verdict["shape"])
         _ceilings(axis, probes)

@@ -20,7 +20,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     """One line an arm."""
     arms = [
         a
-        for a in verdict["hot"]["arms"]
+        for a in verdict["arms"]
         if a["sessions"] == 1 and a["threads"] == 1 and a["tokens_per_s"] is not None
     ]
     if not arms:
