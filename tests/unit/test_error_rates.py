@@ -427,6 +427,7 @@ def test_a_run_without_noise_or_arms_has_no_rates(arms: dict[str, float], said: 
 
 
 def test_a_run_without_an_incumbent_has_no_rates() -> None:
-    role = row("run", "candidate/role", candidate="K1", text="control")
-    found = decide(with_rows(trial(flat(K1=22.0, K3=11.0)), [role]), REGISTERED).data["error_rates"]
+    roles = [row("run", "candidate/role", candidate=n, text="control") for n in ("K0", "K1")]
+    events = with_rows(trial(flat(K0=100.0, K1=22.0, K3=11.0)), roles)
+    found = decide(events, REGISTERED).data["error_rates"]
     assert found == {"arrangements": None, "reason": "no incumbent is in the trial"}
