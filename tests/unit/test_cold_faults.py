@@ -14,6 +14,7 @@ import pytest
 from kvtrial.cold._reader import FAILED
 
 from kvtrial.cold import KINDS, disk, errors, index, open_cold, segments
+from kvtrial.cold.records import FILE_HEADER_BYTES
 from kvtrial.cold.segments import SegmentLog
 from kvtrial.measure.cold.pattern import PatternStore
 
@@ -383,7 +384,9 @@ def test_a_store_emptied_by_gc_goes_on(folder, store):
             assert restored(cold, store, 0) == 2 * P
             cold.delete(tokens(2 * P, 0))
             cold.gc()
-            assert list((folder / "segments").iterdir()) == []
+            (left,) = (folder / "segments").iterdir()  # which says where numbers go on
+            assert left.stat().st_size == FILE_HEADER_BYTES
+            assert cold.gc() == 0 and list((folder / "segments").iterdir()) == [left]
 
 
 def test_an_interrupted_write_poisons_until_what_is_durable_is_known(folder, store, monkeypatch):
@@ -484,10 +487,10 @@ def test_a_damaged_head_of_what_nobody_needs_is_named_and_in_no_other_segments_w
         (fault,) = cold.verify()
         assert (fault.key, fault.sequences) == ("", ())
         assert re.fullmatch(
-            r".*00000001\.seg at offset 32: the record's head is damaged", fault.what
+            r".*00000001\.seg at offset 40: the record's head is damaged", fault.what
         )
         before = cold.disk_bytes()
-        with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg at offset 32"):
+        with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg at offset 40"):
             cold.gc()
         assert cold.disk_bytes() < before
         left = [p.name for p in sorted((folder / "segments").iterdir())]

@@ -85,6 +85,12 @@ def fsync(fd: int) -> None:
     counters.fsyncs += 1
 
 
+def truncate(fd: int, size: int) -> None:
+    """Cut a file to ``size`` bytes, durably: what was behind does not come back."""
+    os.ftruncate(fd, size)
+    fsync(fd)
+
+
 def fsync_dir(path: Path) -> None:
     """Make names created, renamed or removed in ``path`` durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

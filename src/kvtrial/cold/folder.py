@@ -14,9 +14,11 @@ from typing import Any
 
 from kvtrial.cold import disk
 from kvtrial.cold.errors import ForeignStore, FormatMismatch, NotWritable
+from kvtrial.cold.records import checksum
 
-#: Raised with each change of what is written; 2: a sum for each page of a segment's record.
-FORMAT = 2
+#: Raised with each change of what is written; 2: a sum for each page of a segment's record; 3: an id for
+#: each segment, a sum in the format file.
+FORMAT = 3
 _FORMAT_FILE = "FORMAT.json"
 _LOCK_FILE = "LOCK"
 
@@ -100,10 +102,17 @@ def _written(file: Path) -> dict[str, Any] | None:
 
 def _claim_format(path: Path, kind: str) -> None:
     """Check which format the folder has, or give a new one ours."""
-    ours = {"format": FORMAT, "kind": kind}
+    says = {"format": FORMAT, "kind": kind}
+    # Opened as another kind, a store would be taken for one whose files are gone.
+    ours = {**says, "sum": f"{checksum(json.dumps(says).encode()):016x}"}
     theirs = _written(path / _FORMAT_FILE)
     if theirs is None:
         disk.write_file(path / _FORMAT_FILE, json.dumps(ours).encode())
+    elif theirs | says == theirs and theirs != ours:
+        raise FormatMismatch(
+            f"{path / _FORMAT_FILE} is damaged: it says {theirs}, and the sum of that is "
+            f"{ours['sum']}; nothing was changed: put the file back from a copy"
+        )
     elif theirs != ours:
         raise FormatMismatch(
             f"{path} was written as {theirs}; this opener reads {ours}; use another "

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -49,14 +50,16 @@ _ENDS = "the file ends inside the record"
 
 
 class Position(NamedTuple):
-    """A place between two batches: segment number, offset in bytes, number of the batch to come."""
+    """A place between two batches: segment number, offset in bytes, number of the batch to come, and
+    the id that the file's header says."""
 
     segment: int
     offset: int
     batch: int
+    file_id: int
 
 
-START = Position(0, 0, 1)
+START = Position(0, 0, 1, 0)
 
 
 class Found(NamedTuple):
@@ -164,7 +167,7 @@ class SegmentLog:
         """
         if self.sealed or self.end.offset >= SEGMENT_BYTES:
             self._begin_segment()
-        segment, start, batch = self.end
+        segment, start, batch, _ = self.end
         buffers: list[Buffer] = []
         locations: list[Location] = []
         offset = start
@@ -179,12 +182,13 @@ class SegmentLog:
         except OSError as error:
             # The pages that could not be written count as clean from here on: a second fsync would
             # succeed without them. Cut them off, so that no later opener takes them for durable.
-            self._cut(file, start)
+            with suppress(StorePoisoned):
+                self._cut(file, start)
             raise StorePoisoned(
                 f"sync of {file.path} failed ({error}); the batch is not stored; check "
                 "the disk and reopen the store"
             ) from error
-        self.end = Position(segment, offset, batch + 1)
+        self.end = self.end._replace(offset=offset, batch=batch + 1)
         return locations
 
     def _write(self, file: SegmentFile, buffers: Sequence[Buffer], start: int) -> None:
@@ -196,8 +200,10 @@ class SegmentLog:
 
     @staticmethod
     def _cut(file: SegmentFile, offset: int) -> None:
+        """Cut a batch off for good: it must not stand behind the last whole one once another segment
+        has begun."""
         try:
-            os.ftruncate(file.fd, offset)
+            disk.truncate(file.fd, offset)
         except OSError as error:
             raise StorePoisoned(
                 f"{file.path} could not be cut back to {offset} bytes ({error}); reopen "
@@ -212,18 +218,34 @@ class SegmentLog:
                 self._files[number] = SegmentFile(self.path(number), create=True)
             except OSError as error:
                 raise _failed(error, self.path(number), 0) from error
-        self._write(self._files[number], [FileHeader(number, self.end.batch).encode()], 0)
+        header = FileHeader.new(number, self.end.batch)
+        self._write(self._files[number], [header.encode()], 0)
         try:
             disk.fsync_dir(self.folder)
         except OSError as error:
             raise StorePoisoned(
                 f"sync of {self.folder} failed ({error}); check the disk and reopen the store"
             ) from error
-        self.end = Position(number, FILE_HEADER_BYTES, self.end.batch)
+        self.end = Position(number, FILE_HEADER_BYTES, self.end.batch, header.file_id)
         self.sealed = False
 
+    def begin(self) -> None:
+        """Begin the next segment now, durably.
+
+        Invariant: a store that has had a segment has one. The header of the newest says where numbers
+        go on, so none is used twice, and nothing said of a removed file fits another.
+        """
+        self._begin_segment()
+        try:
+            disk.fsync(self.file(self.end.segment).fd)
+        except OSError as error:
+            raise StorePoisoned(
+                f"sync of {self.path(self.end.segment)} failed ({error}); check the disk and reopen "
+                "the store"
+            ) from error
+
     def remove(self, segment: int) -> None:
-        """Delete a segment file, durably; readers that hold it go on."""
+        """Delete a segment file, durably; readers that hold it go on. The newest has to stay."""
         self._files.pop(segment, None)
         self.path(segment).unlink()
         disk.fsync_dir(self.folder)
@@ -366,6 +388,19 @@ class SegmentLog:
                 )
             yield found
             offset += found.location.nbytes
+
+    def is_between_batches(self, at: Position) -> bool:
+        """Whether a batch ends or begins at a place; a damaged head on the way there leaves it open."""
+        found = self.head_at(at.segment, at.offset)
+        if found is not None and (found.header.batch, found.header.ordinal) == (at.batch, 0):
+            return True
+        offset = FILE_HEADER_BYTES
+        while offset < at.offset:
+            found = self.head_at(at.segment, offset)
+            if found is None:
+                return True
+            offset += found.location.nbytes
+        return offset == at.offset
 
     def damaged_heads(self, segment: int) -> list[str]:
         """What is wrong with a segment's own header, and the first damaged record head in it; what
