@@ -496,7 +496,11 @@ class KVSession(Protocol):
         """Drop rows of the unfinished step, so that every layer has the last whole step's length."""
 
     def page_bytes(self, layer: int, index: int) -> memoryview | None:
-        """Page ``index`` of the layer as it lies in memory, read-only; None for a page of holes."""
+        """Page ``index`` of the layer as it lies in memory, read-only; None for a page of holes.
+
+        Where the page also holds rows that are not valid in this session, it is a copy that has zeros for
+        them: what lies there may be another session's.
+        """
 
     def begin_restore(self, valid: Bool) -> list[list[memoryview | None]]:
         """Take pages for rows to come from outside, in an empty session.
