@@ -12,6 +12,7 @@ values, Z2 in append-only segment files. Read `store` first.
 `records`, `segments`  Z2's files: their form, writing and reading (``_reader.pyx``)
 `recovery`             Z2 opened after a crash
 `folder`, `disk`       what lies in a folder; writes and syncs, counted
+`forks`                what a fork makes of open stores
 `upkeep`               ``kvtrial cold``: listed, checked, deleted from, collected
 =====================  =============================================================================
 

@@ -17,6 +17,10 @@ class StoreClosed(ColdError):
     """The store was closed."""
 
 
+class ForkedProcess(ColdError):
+    """The store was opened before this process was forked, or RocksDB was used before it was."""
+
+
 class StorePoisoned(ColdError):
     """A sync or index write failed; what is durable is unknown until the store is reopened."""
 

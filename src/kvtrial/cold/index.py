@@ -16,6 +16,7 @@ from pathlib import Path
 
 import rocksdict
 
+from kvtrial.cold import forks
 from kvtrial.cold.errors import CorruptIndex, DiskFull, StoreLocked, StorePoisoned, Unreadable
 
 FAMILIES = ("prefix", "pages", "snapshots", "ledger")
@@ -138,6 +139,7 @@ class Index:
         families = {name: _options(blobs, blobs and name == "pages") for name in FAMILIES}
         self._options = _options(blobs)
         self._options.enable_statistics()
+        forks.use_rocksdb()
         try:
             self._db = rocksdict.Rdict(str(path), self._options, column_families=families)
         except Exception as error:
@@ -235,6 +237,11 @@ class Index:
             rewritten.set_options({_AGE_CUTOFF: _BY_ITSELF})
         except Exception as error:
             raise self._ours(error, writing=True) from error
+
+    def let_go(self) -> None:
+        """In a forked child: no call ends what the parent's threads have to end."""
+        for thing in (self._db, self._options, *self._families.values(), *self.handles.values()):
+            forks.never_freed(thing)
 
     def close(self) -> None:
         """Close the database; unsynced writes stay in the operating system's hands."""

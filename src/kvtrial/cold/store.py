@@ -18,9 +18,10 @@ Durability, the same in both stores: a batch is acknowledged (``progress`` is ca
 returns) after one fsync that makes all of it durable, and becomes visible only then. A batch is
 recovered whole or not at all.
 
-One process opens a store at a time. Calls of its threads take turns, but for the reading itself: a
-restore that has found its pages goes on beside others. ``gc`` and ``verify`` let others in between their
-steps.
+One process opens a store at a time, and a fork of it is another process. Calls of its threads take turns,
+but for the reading itself: a restore that has found its pages goes on beside others. ``gc`` and ``verify``
+let others in between their steps. There is one lock to wait for, so no two can be taken in two orders: a
+``gc`` that finds another under way leaves the work to it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kvtrial.cold import disk, folder, keys
+from kvtrial.cold import disk, folder, forks, keys
 from kvtrial.cold.ahead import ahead
 from kvtrial.cold.errors import ColdError, StoreClosed, StorePoisoned
 from kvtrial.cold.index import Index, Snapshot
@@ -85,12 +86,14 @@ class ColdStore(ABC):
         self._closed = False
         #: Pages of the spill that is under way: its progress may call `delete` and `gc`.
         self._in_use: set[bytes] = set()
+        self._process = os.getpid()
         self._lock_fd = folder.claim(path, self.kind)
         try:
             self._open()
         except BaseException:
             os.close(self._lock_fd)
             raise
+        forks.hold(self)
 
     @property
     def identity(self) -> Identity:
@@ -291,14 +294,20 @@ class ColdStore(ABC):
         -------
         int
             Bytes by which the files shrank; below zero where RocksDB's log had to be written out
-            first, or where others spilled meanwhile.
+            first, or where others spilled meanwhile. 0 at once where another gc is under way, in another
+            thread or around this one's progress.
 
         Raises
         ------
         CorruptSegment
             A page that is still needed is damaged; `verify` names it and who needs it.
         """
-        with self._collecting:
+        with self._using():
+            pass  # closed, poisoned or forked: that is said first
+        # Never waited for: who holds the store's lock here may be waited for by the other gc.
+        if not self._collecting.acquire(blocking=False):
+            return 0
+        try:
             before = self.disk_bytes()
             with self._using():
                 kept = self._needed()
@@ -307,6 +316,8 @@ class ColdStore(ABC):
                     self._poisoning(self._drop, None, orphans)
             self._reclaim(progress or _silent)
             return before - self.disk_bytes()
+        finally:
+            self._collecting.release()
 
     def verify(self, progress: Progress | None = None) -> list[Fault]:
         """Read every page and compare it with its content address, and look at all that stands between
@@ -381,7 +392,12 @@ class ColdStore(ABC):
         return self._index.get_us
 
     def close(self) -> None:
-        """Release files and the lock. A second close does nothing."""
+        """Release files and the lock. A second close does nothing, and so does one in a forked child.
+
+        From a spill's own progress it ends the spill: its next batch is `StoreClosed`.
+        """
+        if self._process != os.getpid():
+            return
         with self._mutex:
             if self._closed:
                 return
@@ -392,8 +408,20 @@ class ColdStore(ABC):
                 # A poisoned store has said so already; what it acknowledged is on the disk.
                 if self._poison is None:
                     raise
+            except BaseException:
+                # Interrupted: the lock must not be free while RocksDB still has its own.
+                with suppress(ColdError):
+                    self._close()
+                raise
             finally:
                 os.close(self._lock_fd)
+
+    def let_go(self) -> None:
+        """In a forked child: leave everything to the parent."""
+        self._mutex = threading.RLock()  # a thread that isn't here may hold it
+        if not self._closed:
+            os.close(self._lock_fd)
+            self._index.let_go()
 
     def __enter__(self) -> ColdStore:
         return self
@@ -405,18 +433,26 @@ class ColdStore(ABC):
 
     @contextmanager
     def _using(self) -> Iterator[None]:
+        forks.refuse_fork(self._process, self.path)
         with self._mutex:
-            if self._closed:
-                raise StoreClosed(f"{self.path} is closed; open it again with open_cold")
-            if self._poison is not None:
-                raise StorePoisoned(
-                    f"{self.path}: {self._poison}; close and reopen it: what was acknowledged is "
-                    "there"
-                )
+            self._refuse_unusable()
             yield
 
+    def _refuse_unusable(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.path} is closed; open it again with open_cold")
+        if self._poison is not None:
+            raise StorePoisoned(
+                f"{self.path}: {self._poison}; close and reopen it: what was acknowledged is there"
+            )
+
     def _poisoning(self, write: Callable[..., None], *args: Any) -> None:
-        """Run something that writes; whatever leaves the disk's state unknown poisons the store."""
+        """Run something that writes; whatever leaves the disk's state unknown poisons the store.
+
+        Whether it may is asked each time: since the verb began, its own progress may have closed the store,
+        or poisoned it.
+        """
+        self._refuse_unusable()
         try:
             write(*args)
         except BaseException as error:
