@@ -10,12 +10,14 @@ import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
 from kvtrial.cold._reader import FAILED
 
 from kvtrial.cold import KINDS, disk, errors, index, open_cold, segments
 from kvtrial.cold.records import FILE_HEADER_BYTES
 from kvtrial.cold.segments import SegmentLog
+from kvtrial.contract import InvalidArgument
 from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
@@ -189,6 +191,8 @@ def test_a_new_store_is_durable_in_its_folder_too(folder, store, monkeypatch):
         folder / "deeper",  # for FORMAT.json
         folder,  # for deeper/, which is there by now
         folder / "deeper",  # for segments/
+        folder,
+        folder / "deeper",  # for index/
         folder / "deeper" / "segments",  # for the first segment
     ]
 
@@ -561,9 +565,11 @@ def test_a_folder_that_another_makes_at_the_same_time_is_no_foreign_one(
         (
             "IO error: While pread: x.blob: Too many open files",
             False,
-            "Unreadable",
-            "check the disk",
+            "TooManyFiles",
+            "ulimit -n",
         ),
+        ("IO error: While appending: x.log: Disk quota exceeded", True, "DiskFull", "free space"),
+        ("IO error: While open: x/CURRENT: Permission denied", False, "NotWritable", "may read"),
         ("IO error: While appending: x.log: Input/output error", True, "StorePoisoned", "reopen"),
         ("IO error: No such file or directory: x.sst", False, "CorruptIndex", "advice"),
         ("Corruption: Blob CRC mismatch", False, "CorruptIndex", "advice"),
@@ -588,3 +594,136 @@ def test_a_segment_that_gc_takes_while_verify_looks_is_no_damage(folder, store, 
     with open_cold("Z2", folder, store.identity()) as cold:
         monkeypatch.setattr(cold._log, "numbers", lambda: [1, 99])
         assert cold.verify() == []
+
+
+def test_a_folder_that_can_not_be_listed_is_not_taken_for_an_empty_one(folder, store, monkeypatch):
+    """It was: the index was cleared, and the next spill began segment 1 anew, over what was there."""
+    spilled("Z2", folder, store, 0, 1)
+    segment = folder / "segments" / "00000001.seg"
+    whole = segment.read_bytes()
+
+    def refusing(real):
+        def listed(path="."):
+            if os.fspath(path) == os.fspath(segment.parent):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return real(path)
+
+        return listed
+
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):
+            patch.setattr(os, name, refusing(getattr(os, name)))
+        with pytest.raises(errors.NotWritable, match="segments can't be listed"):
+            open_cold("Z2", folder, store.identity())
+    assert segment.read_bytes() == whole
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert not cold.recovered.rebuilt
+        assert [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]
+
+
+def test_a_new_segment_is_never_made_where_one_is(folder, store, monkeypatch):
+    with open_cold("Z2", folder, store.identity()) as cold:
+        stranger = folder / "segments" / "00000001.seg"
+        stranger.write_bytes(b"acknowledged once")
+        with pytest.raises(errors.Unreadable, match=r"00000001\.seg can't be made \(File exists\)"):
+            cold.spill(store.filled(P), tokens(P))
+        assert stranger.read_bytes() == b"acknowledged once"
+
+
+@pytest.mark.parametrize("after", range(3))
+def test_a_write_that_takes_no_bytes_is_not_acknowledged(folder, store, monkeypatch, after):
+    """Some filesystems in user space answer 0 instead of an error."""
+    spilled("Z2", folder, store, 0)
+    real, calls = os.pwritev, []
+
+    def nothing(fd, buffers, offset):
+        calls.append(offset)
+        return real(fd, [bytes(buffers[0])[:7]], offset) if len(calls) <= after else 0
+
+    with open_cold("Z2", folder, store.identity()) as cold, monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", nothing)
+        with pytest.raises(errors.StorePoisoned, match="took none of its bytes"):
+            cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert [restored(cold, store, n) for n in (0, 1)] == [2 * P, 0] and cold.verify() == []
+
+
+def test_a_format_file_that_takes_no_bytes_makes_no_store(folder, store, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", lambda *_: 0)
+        with pytest.raises(errors.Unreadable, match="can't be written"):
+            open_cold("Z2", folder, store.identity())
+    open_cold("Z2", folder, store.identity()).close()
+
+
+def test_so_many_files_are_open_whatever_the_store_holds(folder, store, monkeypatch):
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(segments, "OPEN_FILES", 3, raising=False)
+
+    def open_segments():
+        return sum(file.path.endswith(".seg") for file in psutil.Process().open_files())
+
+    for rebuilt in (False, True):
+        if rebuilt:
+            shutil.rmtree(folder / "index")
+        with open_cold("Z2", folder, store.identity()) as cold:
+            if not rebuilt:
+                for n in range(8):
+                    cold.spill(store.filled(2 * P, seed=n), tokens(2 * P, n))
+            assert [restored(cold, store, n) for n in range(8)] == [2 * P] * 8
+            assert cold.verify() == [] and len(cold._log.numbers()) == 8
+            assert 1 <= open_segments() <= 3
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_is_said_and_costs_nothing(folder, store, monkeypatch, code):
+    spilled("Z2", folder, store, 0)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    real = os.open
+
+    def refused(path, *args, **kwargs):
+        if os.fspath(path).endswith(".seg"):
+            raise OSError(code, os.strerror(code), path)
+        return real(path, *args, **kwargs)
+
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold._log._files.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refused)
+            for verb in (
+                lambda: cold.restore(tokens(2 * P), store.open_session()),
+                lambda: cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1)),
+            ):
+                with pytest.raises(
+                    errors.TooManyFiles, match=r"may have \d+ files open.*ulimit -n"
+                ):
+                    verb()
+        cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+        assert [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]
+
+
+def test_what_is_said_to_a_model_can_be_read_by_its_owner_alone(kind, folder, store):
+    before = os.umask(0o022)
+    try:
+        spilled(kind, folder, store, 0)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    ours = [folder / "FORMAT.json", folder / "LOCK", *folder.rglob("*.seg")]
+    assert {path.stat().st_mode & 0o777 for path in ours} == {0o600}
+
+
+@pytest.mark.parametrize("path", [5, None, b"cold", "a\0b", "a\udcff", ""])
+def test_what_can_not_name_a_folder_is_refused_at_the_door(
+    kind, store, path, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match=r"path is .*; give a folder of its own"):
+        open_cold(kind, path, store.identity())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_identity_is_refused_at_the_door(kind, folder):
+    with pytest.raises(InvalidArgument, match=r"identity is 'x'; give what Identity\.of"):
+        open_cold(kind, folder, "x")
+    assert not folder.exists()

@@ -81,7 +81,9 @@ def test_a_folder_that_can_not_be_written_is_named(kind, store, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        with pytest.raises(errors.NotWritable, match=r"cold can't be written .* may write to"):
+        with pytest.raises(
+            errors.NotWritable, match=r"cold can't be written .* may read and write to"
+        ):
             open_cold(kind, tmp_path / "cold", store.identity())
     open_cold(kind, tmp_path / "cold", store.identity()).close()
 

@@ -53,11 +53,26 @@ def open_cold(kind: str | None, path: Path | str, identity: Identity | None = No
     Raises
     ------
     InvalidArgument, StoreLocked, ForeignStore, FormatMismatch, NotWritable, CorruptSegment,
-    CorruptIndex, Unreadable, OSError
+    CorruptIndex, Unreadable, DiskFull, TooManyFiles, ForkedProcess
     """
-    path = Path(path)
+    path = _folder(path)
+    if identity is not None and not isinstance(identity, Identity):
+        raise InvalidArgument(f"identity is {identity!r}; give what Identity.of(store, ...) makes")
     if kind is None:
         kind = kind_of(path) or "Z2"
     if kind not in KINDS:
         raise InvalidArgument(f"no cold store {kind!r}; known: {', '.join(KINDS)}")
     return KINDS[kind](path, identity)
+
+
+def _folder(path: Path | str) -> Path:
+    """`InvalidArgument` for what can't name a folder, to RocksDB too: it takes UTF-8."""
+    try:
+        found = Path(path)
+        named = bool(found.name) and "\0" not in str(found)
+        str(found).encode("utf-8")
+    except (TypeError, UnicodeEncodeError):
+        named = False
+    if not named:
+        raise InvalidArgument(f"path is {path!r}; give a folder of its own, with a name in UTF-8")
+    return found

@@ -16,18 +16,35 @@ from pathlib import Path
 
 import rocksdict
 
-from kvtrial.cold import forks
-from kvtrial.cold.errors import CorruptIndex, DiskFull, StoreLocked, StorePoisoned, Unreadable
+from kvtrial.cold import disk, forks
+from kvtrial.cold.errors import (
+    CorruptIndex,
+    StoreLocked,
+    StorePoisoned,
+    Unreadable,
+    of_disk,
+)
 
 FAMILIES = ("prefix", "pages", "snapshots", "ledger")
 #: Values from this size on (bytes) go to blob files: pages do, locations don't.
 MIN_BLOB_BYTES = 1024
+#: Files that RocksDB keeps open.
+OPEN_FILES = 64
 
 #: Which part of the blob files, oldest first, a compaction rewrites: where RocksDB runs one by itself,
 #: its default, so that a spill doesn't write pages again and again; where `gc` asks for one, all.
 _AGE_CUTOFF = "blob_garbage_collection_age_cutoff"
 _BY_ITSELF, _ASKED_FOR = "0.25", "1.0"
 
+#: What the system says through RocksDB that is said of no bytes: the store is sound.
+_OF_DISK = {
+    "No space left": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "Too many open files": errno.EMFILE,
+    "Permission denied": errno.EACCES,
+    "Operation not permitted": errno.EPERM,
+    "Read-only file system": errno.EROFS,
+}
 _WAL_SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 _GET_US = re.compile(r"rocksdb\.db\.get\.micros .* SUM : (\d+)")
 _SNAPSHOT = struct.Struct("<QdI")
@@ -77,6 +94,7 @@ def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
     # Families are flushed together, so that they agree even where an unsynced log was lost.
     options.set_atomic_flush(True)
     options.set_keep_log_file_num(2)
+    options.set_max_open_files(OPEN_FILES)
     if blobs:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(MIN_BLOB_BYTES)
@@ -92,8 +110,9 @@ def _translate(error: Exception, path: Path, advice: str, writing: bool) -> Exce
     text = str(error)
     if "lock hold" in text or "While lock file" in text:
         return StoreLocked(f"{path} is open elsewhere ({text}); close it or use another folder")
-    if "No space" in text:
-        return DiskFull(f"{path}: {text}; free space and reopen")
+    for phrase, code in _OF_DISK.items():
+        if phrase in text:
+            return of_disk(OSError(code, text), f"{path}: {text}; it", "used")
     if text.startswith("IO error") and "No such file" not in text:
         if writing:
             return StorePoisoned(f"{path}: {text}; check the disk and reopen the store")
@@ -131,6 +150,8 @@ class Index:
 
     def __init__(self, path: Path, blobs: bool) -> None:
         self.path = path
+        # RocksDB syncs its folder and not the name of it; without the name all would be lost.
+        disk.make_dir(path)
         self._advice = (
             "run verify(), delete() what it names, and spill that again"
             if blobs

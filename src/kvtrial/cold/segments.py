@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +31,7 @@ from kvtrial.cold.errors import (
     FormatMismatch,
     StorePoisoned,
     Unreadable,
+    of_disk,
 )
 from kvtrial.cold.records import (
     FILE_HEADER_BYTES,
@@ -44,6 +47,9 @@ from kvtrial.contract import I64
 
 #: A segment is sealed once it has grown past this (bytes); gc works on whole segments.
 SEGMENT_BYTES = 256 << 20
+
+#: Segment files that are kept open.
+OPEN_FILES = 64
 
 _NAME = re.compile(r"[0-9]{8,}\.seg")
 _ENDS = "the file ends inside the record"
@@ -75,9 +81,10 @@ class SegmentFile:
     goes on while gc removes the file."""
 
     def __init__(self, path: Path, create: bool = False) -> None:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
+        # Where a new one is to be, there is none: bytes that are there were acknowledged once.
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
         self.fd = -1
-        self.fd = os.open(path, flags, 0o644)
+        self.fd = os.open(path, flags, disk.FILE_MODE)
         self.path = path
 
     def __del__(self) -> None:
@@ -114,7 +121,9 @@ class SegmentLog:
     end: Position = START
     #: The next batch begins a new segment.
     sealed: bool = True
-    _files: dict[int, SegmentFile] = field(default_factory=dict)
+    #: The last used ones; a lock, since readers open files beside the store's lock.
+    _files: OrderedDict[int, SegmentFile] = field(default_factory=OrderedDict)
+    _opening: threading.Lock = field(default_factory=threading.Lock)
 
     def path(self, segment: int) -> Path:
         """The file of a segment."""
@@ -122,11 +131,13 @@ class SegmentLog:
 
     def numbers(self) -> list[int]:
         """Segments on disk, oldest first."""
-        found = list(self.folder.glob("*.seg"))
-        for path in found:
-            if not _NAME.fullmatch(path.name):
-                raise ForeignStore(f"{path} is no segment of this store; move it out of its folder")
-        return sorted(int(path.stem) for path in found)
+        found = [name for name in disk.names(self.folder) if name.endswith(".seg")]
+        for name in found:
+            if not _NAME.fullmatch(name):
+                raise ForeignStore(
+                    f"{self.folder / name} is no segment of this store; move it out of its folder"
+                )
+        return sorted(int(name.removesuffix(".seg")) for name in found)
 
     def size(self, segment: int) -> int:
         """Bytes of a segment file."""
@@ -134,17 +145,28 @@ class SegmentLog:
 
     def file(self, segment: int) -> SegmentFile:
         """The open file of a segment."""
-        found = self._files.get(segment)
-        if found is None:
-            try:
-                # Of two threads that open it, both go on with one.
-                found = self._files.setdefault(segment, SegmentFile(self.path(segment)))
-            except FileNotFoundError:
-                raise CorruptSegment(
-                    f"{self.path(segment)} is gone and the index points into it; restore it, "
-                    "or delete the index folder to go on with what is left"
-                ) from None
+        with self._opening:  # of two threads that open it, both go on with one
+            found = self._files.get(segment)
+            if found is None:
+                try:
+                    found = SegmentFile(self.path(segment))
+                except FileNotFoundError:
+                    raise CorruptSegment(
+                        f"{self.path(segment)} is gone and the index points into it; restore it, "
+                        "or delete the index folder to go on with what is left"
+                    ) from None
+                except OSError as error:
+                    raise of_disk(error, self.path(segment), "opened") from error
+                self._keep(segment, found)
+            else:
+                self._files.move_to_end(segment)
         return found
+
+    def _keep(self, segment: int, file: SegmentFile) -> None:
+        """Invariant: so many files are open, however many there are, and those of readers under way."""
+        self._files[segment] = file
+        while len(self._files) > OPEN_FILES:
+            self._files.popitem(last=False)
 
     def corrupt(self, location: Location, why: str) -> CorruptSegment:
         """The error for a damaged record."""
@@ -213,13 +235,19 @@ class SegmentLog:
     def _begin_segment(self) -> None:
         """Create the next segment; its name is durable now, its header with the first batch."""
         number = self.end.segment + 1
-        if number not in self._files:  # it is there where a full disk refused its header before
-            try:
-                self._files[number] = SegmentFile(self.path(number), create=True)
-            except OSError as error:
-                raise _failed(error, self.path(number), 0) from error
+        try:
+            file = SegmentFile(self.path(number), create=True)
+        except OSError as error:
+            raise of_disk(error, self.path(number), "made") from error
         header = FileHeader.new(number, self.end.batch)
-        self._write(self._files[number], [header.encode()], 0)
+        try:
+            self._write(file, [header.encode()], 0)
+        except ColdError:
+            with suppress(OSError):  # it would be in the way of the next attempt
+                self.path(number).unlink()
+            raise
+        with self._opening:
+            self._keep(number, file)
         try:
             disk.fsync_dir(self.folder)
         except OSError as error:
@@ -246,8 +274,9 @@ class SegmentLog:
 
     def remove(self, segment: int) -> None:
         """Delete a segment file, durably; readers that hold it go on. The newest has to stay."""
-        self._files.pop(segment, None)
-        self.path(segment).unlink()
+        with self._opening:
+            self._files.pop(segment, None)
+            self.path(segment).unlink()
         disk.fsync_dir(self.folder)
 
     # ---- reading
