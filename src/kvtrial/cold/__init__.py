@@ -6,7 +6,7 @@ values, Z2 in append-only segment files. Read `store` first.
 =====================  =============================================================================
 `store`                the verbs: spill, restore, delete, gc, verify
 `values`, `segmented`  Z1 and Z2: where the bytes of a page go
-`index`                the RocksDB index of both
+`index`, `rockslog`    the RocksDB index of both; its log files looked over before it opens
 `page`, `keys`         a page's bytes and content address; what a session's rows are named by
 `prefix`, `sessions`   which pages of a prefix are stored; taking them from a session and giving them back
 `records`, `segments`  Z2's files: their form, writing and reading (``_reader.pyx``)

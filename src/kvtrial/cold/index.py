@@ -16,7 +16,7 @@ from pathlib import Path
 
 import rocksdict
 
-from kvtrial.cold import disk, forks
+from kvtrial.cold import disk, forks, rockslog
 from kvtrial.cold.errors import (
     CorruptIndex,
     StoreLocked,
@@ -83,10 +83,9 @@ def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
-    # A process or machine that dies may leave a torn last entry in the log: that one was never
-    # acknowledged, so opening goes back to the last whole one instead of refusing. Where the log is
-    # all there is (Z1), any other damage is refused: what follows it was acknowledged. Where the
-    # segments hold everything (Z2), the index goes back to what is sound and is replayed from there.
+    # Where the log is all there is (Z1), `rockslog` has cut a torn tail off, and any other damage is
+    # refused: what follows it was acknowledged. Where the segments hold everything (Z2), the index goes
+    # back to what is sound and is replayed from there.
     modes = rocksdict.DBRecoveryMode
     options.set_wal_recovery_mode(
         modes.tolerate_corrupted_tail_records() if truth else modes.point_in_time()
@@ -161,6 +160,9 @@ class Index:
         self._options = _options(blobs)
         self._options.enable_statistics()
         forks.use_rocksdb()
+        rockslog.refuse_damaged_manifest(path, self._advice)
+        #: Bytes of an unacknowledged batch that were cut off.
+        self.torn_bytes = rockslog.cut_torn_tail(path) if blobs else 0
         try:
             self._db = rocksdict.Rdict(str(path), self._options, column_families=families)
         except Exception as error:
