@@ -160,3 +160,14 @@ def test_a_manifest_that_the_files_end_cuts_short_is_rocksdbs_to_forgive(store, 
         rockslog.refuse_damaged_manifest(manifest.parent, "")
     with open_cold("Z2", tmp_path / "left", store.identity()) as cold:
         assert cold.verify() == []
+
+
+@pytest.mark.parametrize("kind", ["Z1", "Z2"])
+def test_sequences_spilled_one_an_opening_leave_few_files(kind, store, tmp_path):
+    """Each left a file of one key for good; past the limit on open files nothing opened."""
+    for n in range(24):
+        with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+            cold.spill(store.filled(P, seed=n), tokens(n, P))
+    with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+        assert [cold.contains(tokens(n, P)) for n in range(24)] == [P] * 24
+        assert len(list((tmp_path / "cold" / "index").glob("*.sst"))) <= 16

@@ -94,6 +94,9 @@ def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
     options.set_atomic_flush(True)
     options.set_keep_log_file_num(2)
     options.set_max_open_files(OPEN_FILES)
+    # Each opening leaves a file in each family. By levels, files whose keys don't overlap are moved down
+    # and never merged, so that there is one for each spilled sequence in the end; by runs they are.
+    options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
     if blobs:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(MIN_BLOB_BYTES)
