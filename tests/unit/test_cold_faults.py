@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import psutil
@@ -592,7 +593,8 @@ def test_a_disk_that_fails_below_rocksdb_is_no_damage(folder, text, writing, err
 def test_a_segment_that_gc_takes_while_verify_looks_is_no_damage(folder, store, monkeypatch):
     spilled("Z2", folder, store, 0)
     with open_cold("Z2", folder, store.identity()) as cold:
-        monkeypatch.setattr(cold._log, "numbers", lambda: [1, 99])
+        ends = cold._log.ends()
+        monkeypatch.setattr(cold._log, "ends", lambda: ends | {99: 1000})
         assert cold.verify() == []
 
 
@@ -727,3 +729,49 @@ def test_what_is_no_identity_is_refused_at_the_door(kind, folder):
     with pytest.raises(InvalidArgument, match=r"identity is 'x'; give what Identity\.of"):
         open_cold(kind, folder, "x")
     assert not folder.exists()
+
+
+def test_verify_lists_what_is_damaged_in_the_index_too(kind, folder, store):
+    """It ended with an error, and listed nothing."""
+    for n in range(2):
+        spilled(kind, folder, store, n)
+    with open_cold(kind, folder, store.identity()) as cold:
+        key = bytes.fromhex(cold.catalogue()[-1].key)
+    (table,) = [p for p in folder.rglob("*.sst") if key in p.read_bytes()][-1:]
+    data = bytearray(table.read_bytes())
+    data[data.index(key) + 5] ^= 1
+    table.write_bytes(data)
+    with open_cold(kind, folder, store.identity()) as cold:
+        faults = cold.verify()
+        assert any("mismatch" in fault.what and table.name in fault.what for fault in faults)
+
+
+def test_what_another_spills_while_verify_looks_is_no_damage(folder, store, monkeypatch):
+    """A segment that is being begun has no header yet."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)  # each batch begins one
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold.spill(store.filled(2 * P), tokens(2 * P))
+        beginning, looked = threading.Event(), threading.Event()
+        numbers, write_all = cold._log.numbers, disk.write_all
+
+        def slow(*args):
+            beginning.set()
+            looked.wait()
+            return write_all(*args)
+
+        spill = threading.Thread(
+            target=cold.spill, args=(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+        )
+
+        def meanwhile():
+            if not spill.ident:
+                monkeypatch.setattr(disk, "write_all", slow)
+                spill.start()
+                beginning.wait(0.5)  # for good, where the list is made under the store's lock
+            return numbers()
+
+        monkeypatch.setattr(cold._log, "numbers", meanwhile)
+        found = cold.verify()
+        looked.set()
+        spill.join()
+        assert found == [] and [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]

@@ -184,7 +184,8 @@ class SegmentStore(ColdStore):
 
     def _empty(self, number: int) -> None:
         """Write what is live in a segment again, and remove it."""
-        records = self._log.scan(number)
+        with self._using():
+            records = self._log.scan(number, self._log.ends()[number])
         while step := list(islice(records, MOVE_RECORDS)):
             with self._using():
                 if moved := [record for found in step if (record := self._moved(found))]:
@@ -211,9 +212,11 @@ class SegmentStore(ColdStore):
 
     def _damage_between(self) -> list[str]:
         found: list[str] = []
-        for number in self._log.numbers():
+        with self._using():  # what is added from here on is not looked at
+            ends = self._log.ends()
+        for number, end in ends.items():
             with suppress(FileNotFoundError):  # gc took it meanwhile
-                damage = self._log.damaged_heads(number)
+                damage = self._log.damaged_heads(number, end)
                 self._log.size(number)
                 found += damage
         return found

@@ -402,13 +402,18 @@ class SegmentLog:
             return None
         return found
 
-    def scan(self, segment: int) -> Iterator[Found]:
-        """Every record of a recovered segment, by its head; `CorruptSegment` at a damaged one.
+    def ends(self) -> dict[int, int]:
+        """Segments, and where what is in them ends (bytes): what is being added lies behind that."""
+        sizes = {segment: self.size(segment) for segment in self.numbers()}
+        return sizes if self.end == START else sizes | {self.end.segment: self.end.offset}
+
+    def scan(self, segment: int, end: int) -> Iterator[Found]:
+        """Every record of a recovered segment up to an offset, by its head; `CorruptSegment` at a damaged
+        one.
 
         Pages are not read: a damaged one that nobody needs any more is in nobody's way.
         """
         offset = FILE_HEADER_BYTES
-        end = self.end.offset if segment == self.end.segment else self.size(segment)
         while offset < min(end, self.size(segment)):
             found = self.head_at(segment, offset)
             if found is None:
@@ -431,15 +436,15 @@ class SegmentLog:
             offset += found.location.nbytes
         return offset == at.offset
 
-    def damaged_heads(self, segment: int) -> list[str]:
-        """What is wrong with a segment's own header, and the first damaged record head in it; what
+    def damaged_heads(self, segment: int, end: int) -> list[str]:
+        """What is wrong with a segment's own header, and the first damaged record head before ``end``; what
         follows that one can't be found from here."""
         found = []
         try:
             header = self.header(segment)
             if header is None or header.segment != segment:
                 found.append(f"{self.path(segment)} at offset 0: the file header is damaged")
-            for _ in self.scan(segment):
+            for _ in self.scan(segment, end):
                 pass
         except (CorruptSegment, FormatMismatch, Unreadable) as error:
             found.append(str(error).partition("; run verify()")[0])

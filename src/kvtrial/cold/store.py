@@ -38,7 +38,7 @@ from typing import Any
 
 from kvtrial.cold import disk, folder, forks, keys
 from kvtrial.cold.ahead import ahead
-from kvtrial.cold.errors import ColdError, StoreClosed, StorePoisoned
+from kvtrial.cold.errors import ColdError, CorruptIndex, StoreClosed, StorePoisoned
 from kvtrial.cold.index import Index, Snapshot
 from kvtrial.cold.keys import Identity, PageKey
 from kvtrial.cold.page import Page, PageMeta, content_address, valid_rows
@@ -331,24 +331,39 @@ class ColdStore(ABC):
             Called after each page.
         """
         progress = progress or _silent
+        beside: list[str] = []
         with self._using():
-            page_keys = [key for key, _ in self._index.items("prefix")]
+            page_keys = [key for key, _ in self._readable("prefix", beside)]
         damage: dict[bytes, str] = {}
         for n, key in enumerate(page_keys, start=1):
             if what := self._damage_of(key):
                 damage[key] = what
             progress(n, len(page_keys))
         with self._using():
-            snapshots = list(self._snapshots())
+            snapshots = [Snapshot.decode(data) for _, data in self._readable("snapshots", beside)]
             for snapshot in snapshots:
-                found = self._index.get_many("prefix", snapshot.page_keys)
-                lost = (key for key, data in zip(snapshot.page_keys, found) if data is None)
-                damage |= dict.fromkeys(lost, "the page is missing")
+                for key in snapshot.page_keys:
+                    if key not in damage and (what := self._missing(key)):
+                        damage[key] = what
         pages = [
             Fault(key.hex(), what, tuple(s.key.hex() for s in snapshots if key in s.page_keys))
             for key, what in damage.items()
         ]
-        return pages + [Fault("", what, ()) for what in self._damage_between()]
+        return pages + [Fault("", what, ()) for what in beside + self._damage_between()]
+
+    def _missing(self, key: bytes) -> str:
+        """What keeps a page that a sequence names from being found; empty where it is there."""
+        try:
+            return "the page is missing" if self._index.get("prefix", key) is None else ""
+        except CorruptIndex as error:
+            return str(error)
+
+    def _readable(self, family: str, beside: list[str]) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs of the index up to the first damage, which goes to ``beside``."""
+        try:
+            yield from self._index.items(family)
+        except CorruptIndex as error:
+            beside.append(f"{family}: {error}")
 
     def _damage_between(self) -> list[str]:
         """What is wrong with the files beside the pages; nothing where RocksDB keeps them all."""

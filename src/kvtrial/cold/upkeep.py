@@ -116,7 +116,12 @@ def render(found: dict[str, Any]) -> Group:
         for fault in found["damage"]:
             needed = ", ".join(key[:_SHOWN] for key in fault["sequences"])
             if not fault["key"]:
-                lines.append(Text(f"{fault['what']}\n  {_BETWEEN}"))
+                of_segment = (
+                    ".seg at offset" in fault["what"]
+                )  # the index's own damage says what to do
+                lines.append(
+                    Text(f"{fault['what']}\n  {_BETWEEN}" if of_segment else fault["what"])
+                )
                 continue
             advice = (
                 f"delete {needed} and spill again" if needed else "nobody needs it: gc takes it"
