@@ -118,8 +118,11 @@ int kvn_commit_prefix(kvn_store *, kvn_handle, int64_t k, kvn_fault *);
 int kvn_rollback_tail(kvn_store *, kvn_handle, int64_t n, kvn_fault *);
 int kvn_abandon_step(kvn_store *, kvn_handle, kvn_fault *);
 
-/* *page: its start, or NULL for a page of holes */
-int kvn_page(kvn_store *, kvn_handle, int64_t layer, int64_t index, const float **page, kvn_fault *);
+/* *page: its start, or NULL for a page of holes; *valid: a bit for each of its rows */
+int kvn_page(kvn_store *, kvn_handle, int64_t layer, int64_t index, const float **page,
+             uint64_t *valid, kvn_fault *);
+/* into: a page, with zeros for rows that are not valid */
+int kvn_copy_page(kvn_store *, kvn_handle, int64_t layer, int64_t index, float *into, kvn_fault *);
 /* valid: (layers, rows) of 0 or 1 */
 int kvn_begin_restore(kvn_store *, kvn_handle, const uint8_t *valid, int64_t rows, kvn_fault *);
 int kvn_restore_page(kvn_store *, kvn_handle, int64_t layer, int64_t index, float **page,

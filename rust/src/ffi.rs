@@ -292,12 +292,25 @@ verbs! {
         store.abandon_step(s);
     }
 
-    /// `page` gets the start of the page, or null for one of holes.
-    fn kvn_page(store, handle: Handle, layer: i64, index: i64, page: *mut *const f32) {
+    /// `page` gets the start of the page, or null for one of holes; `valid` a bit for each of its rows.
+    fn kvn_page(
+        store, handle: Handle, layer: i64, index: i64, page: *mut *const f32, valid: *mut u64
+    ) {
         let s = store.settled(handle.slot, handle.generation)?;
         let l = store.check_layer(layer)?;
-        let id = store.page_at(s, l, index)?;
+        let (id, bits) = store.page_at(s, l, index)?;
         page.write(if id == NO_PAGE { std::ptr::null() } else { store.pool.page(id) });
+        valid.write(bits);
+    }
+
+    /// Copies a page of rows to `into`, with zeros for those that are not valid.
+    fn kvn_copy_page(store, handle: Handle, layer: i64, index: i64, into: *mut f32) {
+        let s = store.settled(handle.slot, handle.generation)?;
+        let l = store.check_layer(layer)?;
+        let (id, bits) = store.page_at(s, l, index)?;
+        if id != NO_PAGE {
+            store.pool.copy_valid(id, bits, into);
+        }
     }
 
     /// `valid` holds (layers, rows) bytes of 0 or 1.

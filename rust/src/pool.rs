@@ -113,6 +113,41 @@ impl Shape {
         2 * head * self.tile_floats()
     }
 
+    /// The rows of a slot in a page.
+    ///
+    /// # Safety
+    /// `page` is good for a page.
+    unsafe fn rows(&self, page: *mut f32, slot: usize) -> Rows {
+        assert!(slot < self.page_tokens, "slot {slot} is not in a page");
+        let (k_element, k_slot) =
+            if self.transposed { (self.page_tokens, 1) } else { (1, self.stride) };
+        let v_slot = self.stride;
+        // SAFETY: the slot is inside the shape, so both rows lie inside the page.
+        unsafe {
+            let k = page.add(slot * k_slot);
+            let v = page.add(self.tile_floats() + slot * v_slot);
+            Rows { k, v, k_element, k_slot, v_slot, head: self.tile_offset(1) }
+        }
+    }
+
+    /// Fills a slot's rows and their padding with one value.
+    ///
+    /// # Safety
+    /// `page` is writable for a page.
+    unsafe fn fill(&self, page: *mut f32, slot: usize, value: f32) {
+        // SAFETY: the caller's promise; i < stride, the length of a row.
+        unsafe {
+            let rows = self.rows(page, slot);
+            for head in 0..self.heads {
+                let (k_row, v_row) = rows.of_head(head);
+                for i in 0..self.stride {
+                    k_row.add(i * rows.k_element).write(value);
+                    v_row.add(i).write(value);
+                }
+            }
+        }
+    }
+
     /// Pages that the first `rows` positions span.
     pub fn pages_for(&self, rows: i64) -> usize {
         (rows as usize).div_ceil(self.page_tokens)
@@ -221,16 +256,22 @@ impl Pool {
 
     /// The rows of a slot.
     pub fn rows(&self, id: i32, slot: usize) -> Rows {
-        let shape = &self.shape;
-        assert!(slot < shape.page_tokens, "slot {slot} is not in a page");
-        let (k_element, k_slot) =
-            if shape.transposed { (shape.page_tokens, 1) } else { (1, shape.stride) };
-        let v_slot = shape.stride;
-        // SAFETY: the slot is inside the shape, so both rows lie inside the page.
+        // SAFETY: the pool's pages are as long as its shape says.
+        unsafe { self.shape.rows(self.page(id), slot) }
+    }
+
+    /// Copies a page to `into`, with zeros where a slot's bit in `valid` is 0: what lies there may be
+    /// another session's.
+    ///
+    /// # Safety
+    /// `into` is writable for a page and lies outside the pool.
+    pub unsafe fn copy_valid(&self, id: i32, valid: u64, into: *mut f32) {
+        // SAFETY: the caller's promise; both are a page long.
         unsafe {
-            let k = self.page(id).add(slot * k_slot);
-            let v = self.page(id).add(shape.tile_floats() + slot * v_slot);
-            Rows { k, v, k_element, k_slot, v_slot, head: shape.tile_offset(1) }
+            into.copy_from_nonoverlapping(self.page(id), self.shape.page_floats());
+            for slot in (0..self.shape.page_tokens).filter(|slot| valid >> slot & 1 == 0) {
+                self.shape.fill(into, slot, 0.0);
+            }
         }
     }
 
@@ -274,17 +315,8 @@ impl Pool {
             return;
         }
         for slot in slots {
-            let rows = self.rows(id, slot);
-            for head in 0..self.shape.heads {
-                let (k_row, v_row) = rows.of_head(head);
-                for i in 0..self.shape.stride {
-                    // SAFETY: i < stride, the length of a row.
-                    unsafe {
-                        k_row.add(i * rows.k_element).write(f32::NAN);
-                        v_row.add(i).write(f32::NAN);
-                    }
-                }
-            }
+            // SAFETY: the pool's pages are as long as its shape says.
+            unsafe { self.shape.fill(self.page(id), slot, f32::NAN) };
         }
     }
 

@@ -107,14 +107,14 @@ impl Store {
         }
     }
 
-    /// A page of the layer at a step boundary; `NO_PAGE` for one of holes.
-    pub fn page_at(&self, s: usize, l: usize, index: i64) -> Result<i32, Fault> {
+    /// A page of the layer at a step boundary, and a bit for each valid row; `NO_PAGE` for one of holes.
+    pub fn page_at(&self, s: usize, l: usize, index: i64) -> Result<(i32, u64), Fault> {
         self.at_boundary(s)?;
         let pages = self.shape.pages_for(self.length(s, l)) as i64;
         if !(0..pages).contains(&index) {
             return Err(Fault::of(Code::PageIndex, index, 0, pages));
         }
         let (id, bits) = self.entry(s, l, index as usize);
-        Ok(if bits == 0 { NO_PAGE } else { id })
+        Ok((if bits == 0 { NO_PAGE } else { id }, bits))
     }
 }

@@ -234,6 +234,13 @@ class Profile(enum.Enum):
     Q8_0 = "q8_0"
 
 
+def _integer(value: Any, name: str) -> int:
+    """``value`` as an int; `InvalidArgument` for what is none, 64.0 and True among it."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidArgument(f"{name} is {value!r}; give an integer")
+    return int(value)
+
+
 @dataclass(frozen=True)
 class StoreSpec:
     """The shape and budget of a store.
@@ -280,12 +287,11 @@ class StoreSpec:
             ("threads", 1, 256),
             ("budget_bytes", 1, 2**48),
         ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise InvalidArgument(f"{name} is {value!r}; give an integer")
+            value = _integer(getattr(self, name), name)
             if not low <= value <= high:
                 raise InvalidArgument(f"{name} is {value}; allowed: {low} to {high}")
-            object.__setattr__(self, name, int(value))
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "page_tokens", _integer(self.page_tokens, "page_tokens"))
         if self.page_tokens not in PAGE_TOKENS:
             raise InvalidArgument(f"page_tokens is {self.page_tokens!r}; allowed: {PAGE_TOKENS}")
         if self.q_heads % self.kv_heads or self.q_heads // self.kv_heads > MAX_GROUP:
@@ -294,7 +300,15 @@ class StoreSpec:
                 f"1 to {MAX_GROUP} times"
             )
         if self.kv_head_range is not None:
-            start, stop = self.kv_head_range
+            try:
+                start, stop = self.kv_head_range
+            except (TypeError, ValueError):
+                raise InvalidArgument(
+                    f"kv_head_range is {self.kv_head_range!r}; give two integers, [start, stop)"
+                ) from None
+            # It is part of what pages are named by, so equal ranges have to be equal.
+            start, stop = (_integer(value, "kv_head_range") for value in (start, stop))
+            object.__setattr__(self, "kv_head_range", (start, stop))
             if not 0 <= start < stop <= self.kv_heads:
                 raise InvalidArgument(
                     f"kv_head_range is {self.kv_head_range}; allowed: a non-empty [start, stop) "
@@ -496,7 +510,11 @@ class KVSession(Protocol):
         """Drop rows of the unfinished step, so that every layer has the last whole step's length."""
 
     def page_bytes(self, layer: int, index: int) -> memoryview | None:
-        """Page ``index`` of the layer as it lies in memory, read-only; None for a page of holes."""
+        """Page ``index`` of the layer as it lies in memory, read-only; None for a page of holes.
+
+        Where the page also holds rows that are not valid in this session, it is a copy that has zeros for
+        them: what lies there may be another session's.
+        """
 
     def begin_restore(self, valid: Bool) -> list[list[memoryview | None]]:
         """Take pages for rows to come from outside, in an empty session.

@@ -489,9 +489,14 @@ class PlainSession:
         if not 0 <= index < len(self.tables[layer]):
             raise OutOfRange(f"page {index} is not in the table")
         page, tokens = self.tables[layer][index], self.store.spec.page_tokens
-        if page < 0 or not self.bits[layer][index * tokens : (index + 1) * tokens].any():
+        bits = self.bits[layer][index * tokens : (index + 1) * tokens]
+        if page < 0 or not bits.any():
             return None
-        return memoryview(self.store.memory[page].reshape(-1).view(np.uint8)).toreadonly()
+        return self.shown(page, np.pad(bits, (0, tokens - len(bits))))
+
+    def shown(self, page: int, valid: np.ndarray) -> memoryview:
+        rows = np.where(valid[:, None], self.store.memory[page], 0)
+        return memoryview(rows.reshape(-1).view(np.uint8)).toreadonly()
 
     def begin_restore(self, valid: Any) -> list[list[memoryview | None]]:
         self.alive()

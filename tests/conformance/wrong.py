@@ -135,6 +135,13 @@ class RestoresHolesAsRows(PlainSession):
         self.bits = [np.ones_like(bits) for bits in self.bits]
 
 
+class ShowsWhatLiesInItsPages(PlainSession):
+    """A spill takes the page as it lies, with the rows of who had it before."""
+
+    def shown(self, page: int, valid: np.ndarray) -> memoryview:
+        return super().shown(page, np.ones_like(valid))
+
+
 class TurnsHolesLoose(PlainSession):
     """Holes everywhere, allowed or not."""
 
@@ -156,5 +163,6 @@ WRONG = {
     StoresOneRowOfMany: "KvAppendMatchesSingles",
     LosesPagesWhenExhausted: "KvPoolBoundedNoStepAllocation",
     RestoresHolesAsRows: "KvSpillRestoresBitwise",
+    ShowsWhatLiesInItsPages: "KvSpillRestoresBitwise",
     TurnsHolesLoose: "KvHolesOnlyWhereAllowed",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtrial.cold import KINDS, disk, open_cold, segments
+from kvtrial.cold import KINDS, disk, index, open_cold, segments
+from kvtrial.cold.records import FILE_HEADER_BYTES
 from kvtrial.cold.recovery import recover
 from kvtrial.cold.segments import SegmentLog
 from kvtrial.measure.cold.pattern import PatternStore
@@ -187,10 +189,93 @@ def test_names_that_a_killed_maker_left_unsynced_are_made_durable(
     assert n > 5
 
 
+def sequence(n: int) -> Any:
+    return np.arange(2 * P) + 1000 * n
+
+
+def stored_rows(folder: Path, store: PatternStore, ns: range) -> list[int]:
+    """Rows of each sequence that come back bitwise."""
+    found = []
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert cold.verify() == []
+        for n in ns:
+            back = store.open_session()
+            found.append(cold.restore(sequence(n), back))  # type: ignore[arg-type]
+            assert back.contents() == store.filled(2 * P, seed=n).contents()
+    return found
+
+
+def power_cut_of_index(folder: Path, durable: Path) -> None:
+    """What was not synced of the index is gone."""
+    shutil.rmtree(folder / "index")
+    shutil.copytree(durable, folder / "index")
+
+
+@pytest.mark.parametrize("collected", [range(6), range(1, 6)])
+def test_what_the_index_said_of_collected_segments_is_not_believed_of_later_ones(
+    store, tmp_path, collected
+):
+    """A store is emptied and filled again; then a power cut takes the index back to before."""
+    folder, durable = tmp_path / "cold", tmp_path / "durable"
+    with open_cold("Z2", folder, store.identity()) as cold:
+        for n in range(6):
+            cold.spill(store.filled(2 * P, seed=n), sequence(n))
+        for n in collected:
+            cold.delete(sequence(n))
+        cold.gc()
+    shutil.copytree(folder / "index", durable)
+    with open_cold("Z2", folder, store.identity()) as cold:
+        for n in range(20, 40):
+            cold.spill(store.filled(2 * P, seed=n), sequence(n))
+    power_cut_of_index(folder, durable)
+    assert stored_rows(folder, store, range(20, 40)) == [2 * P] * 20
+
+
+def test_an_index_that_is_built_again_is_durable_before_anything_is_added(
+    store, tmp_path, monkeypatch
+):
+    folder, happened = tmp_path / "cold", []
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold.spill(store.filled(2 * P), sequence(0))
+    shutil.rmtree(folder / "index")
+
+    def seen(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            happened.append(name)
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in ("clear", "write", "sync"):
+        monkeypatch.setattr(index.Index, name, seen(name, getattr(index.Index, name)))
+    open_cold("Z2", folder, store.identity()).close()
+    assert happened[0] == "clear" and happened[-1] == "sync" and "write" in happened
+
+
+def test_an_index_that_comes_back_by_a_power_cut_cuts_no_batch_in_two(store, tmp_path):
+    """Removed as the advice says, with the last batch damaged; built again, gone on with; and the removal
+    of the old index was not durable."""
+    folder, durable = tmp_path / "cold", tmp_path / "durable"
+    with open_cold("Z2", folder, store.identity()) as cold:
+        for n in (0, 1):
+            cold.spill(store.filled(2 * P, seed=n), sequence(n))
+    shutil.copytree(folder / "index", durable)
+    shutil.rmtree(folder / "index")
+    segment = folder / "segments" / "00000001.seg"
+    os.truncate(segment, segment.stat().st_size - 1)
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert cold.recovered.rebuilt
+        for n in (2, 3):
+            cold.spill(store.filled(P - n, seed=n), sequence(n)[: P - n])
+            cold.spill(store.filled(2 * P, seed=n), sequence(n))
+    power_cut_of_index(folder, durable)
+    assert stored_rows(folder, store, range(2, 4)) == [2 * P] * 2
+
+
 def test_a_file_header_written_again_is_durable(tmp_path, watched):
     torn = tmp_path / "00000001.seg"
     torn.write_bytes(b"KVTS")
     log = SegmentLog(tmp_path)
     assert list(recover(log, None)) == []
-    assert torn.stat().st_size == 32 and watched.at_risk == set()
+    assert torn.stat().st_size == FILE_HEADER_BYTES and watched.at_risk == set()
     log.close()

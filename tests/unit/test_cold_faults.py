@@ -8,13 +8,17 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
+import psutil
 import pytest
 from kvtrial.cold._reader import FAILED
 
 from kvtrial.cold import KINDS, disk, errors, index, open_cold, segments
+from kvtrial.cold.records import FILE_HEADER_BYTES
 from kvtrial.cold.segments import SegmentLog
+from kvtrial.contract import InvalidArgument
 from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
@@ -188,6 +192,8 @@ def test_a_new_store_is_durable_in_its_folder_too(folder, store, monkeypatch):
         folder / "deeper",  # for FORMAT.json
         folder,  # for deeper/, which is there by now
         folder / "deeper",  # for segments/
+        folder,
+        folder / "deeper",  # for index/
         folder / "deeper" / "segments",  # for the first segment
     ]
 
@@ -211,12 +217,12 @@ def test_a_damaged_page_is_named_and_the_session_stays_empty(kind, folder, store
         with pytest.raises(error, match=message):
             cold.restore(tokens(2 * P), store.open_session())
         assert store.pages_free == free
-        (reported,) = cold.verify()
-        assert re.search(message, reported.what)
+        (fault,) = cold.verify()
+        assert re.search(message, fault.what)
         # It says what to delete, by the catalogue's own keys.
         (entry,) = cold.catalogue()
-        assert reported.sequences == (entry.key,)
-        assert cold.delete(*reported.sequences)
+        assert fault.sequences == (entry.key,)
+        assert cold.delete(*fault.sequences)
         cold.spill(store.filled(2 * P, seed=0), tokens(2 * P))
         assert restored(cold, store, 0) == 2 * P
 
@@ -239,8 +245,8 @@ def test_gc_is_not_held_up_by_damage_that_nobody_needs(folder, store):
         with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg .* checksum"):
             cold.gc()  # what is damaged is still needed
         assert segment.exists()
-        (reported,) = cold.verify()
-        cold.delete(*reported.sequences)
+        (fault,) = cold.verify()
+        cold.delete(*fault.sequences)
         cold.gc()
         assert not segment.exists() and cold.verify() == []
 
@@ -257,8 +263,8 @@ def test_damage_of_a_page_that_nobody_needs_says_so_and_gc_takes_it(folder, stor
                 store.filled(2 * P, seed=2), tokens(2 * P, 2), batch_pages=1, progress=interrupt
             )
         damage(folder / "segments" / "00000001.seg", store.filled(2 * P, seed=2).contents()[0][0])
-        (reported,) = cold.verify()
-        assert reported.sequences == ()
+        (fault,) = cold.verify()
+        assert fault.sequences == ()
         cold.gc()
         assert cold.verify() == []
 
@@ -282,9 +288,7 @@ def test_a_disk_that_does_not_give_the_bytes_is_named(folder, store):
             cold.restore(tokens(2 * P), store.open_session())
         assert raised.value.errno == errno.EBADF and isinstance(raised.value, OSError)
         assert store.pages_free == free
-        assert [re.search(message, reported.what) is None for reported in cold.verify()] == [
-            False
-        ] * 3
+        assert [re.search(message, fault.what) is None for fault in cold.verify()] == [False] * 3
         del cold._log._files[1]
         os.close(broken.fd)
         assert restored(cold, store, 0) == 2 * P
@@ -332,8 +336,8 @@ def test_verify_compares_contents_with_their_address(folder, store, monkeypatch)
         monkeypatch.setattr("kvtrial.cold.sessions.content_address", lambda payload: b"?" * 32)
         cold.spill(store.filled(P), tokens(P))
         monkeypatch.undo()
-        (reported,) = cold.verify()
-        assert "not what its address says" in reported.what
+        (fault,) = cold.verify()
+        assert "not what its address says" in fault.what
 
 
 def test_another_process_is_refused_and_a_killed_one_leaves_no_lock(kind, folder, store):
@@ -385,7 +389,9 @@ def test_a_store_emptied_by_gc_goes_on(folder, store):
             assert restored(cold, store, 0) == 2 * P
             cold.delete(tokens(2 * P, 0))
             cold.gc()
-            assert list((folder / "segments").iterdir()) == []
+            (left,) = (folder / "segments").iterdir()  # which says where numbers go on
+            assert left.stat().st_size == FILE_HEADER_BYTES
+            assert cold.gc() == 0 and list((folder / "segments").iterdir()) == [left]
 
 
 def test_an_interrupted_write_poisons_until_what_is_durable_is_known(folder, store, monkeypatch):
@@ -460,8 +466,8 @@ def test_bytes_that_were_there_once_are_missed(folder, store, gone):
             keys = {entry.key for entry in cold.catalogue()}
             assert len(keys) == 2
             faults = cold.verify()
-            assert {reported.what for reported in faults} == {"the page is missing"}
-            named = {key for reported in faults for key in reported.sequences}
+            assert {fault.what for fault in faults} == {"the page is missing"}
+            named = {key for fault in faults for key in fault.sequences}
             assert len(named) == (1 if gone == "a byte" else 2)
             assert [restored(cold, store, n) for n in (0, 1)] == (
                 [2 * P, P] if gone == "a byte" else [0, 0]
@@ -483,13 +489,13 @@ def test_a_damaged_head_of_what_nobody_needs_is_named_and_in_no_other_segments_w
             cold.delete(tokens(2 * P, first))
         assert cold.verify() == []
         damage(folder / "segments" / "00000001.seg", b"KVR2")
-        (reported,) = cold.verify()
-        assert (reported.key, reported.sequences) == ("", ())
+        (fault,) = cold.verify()
+        assert (fault.key, fault.sequences) == ("", ())
         assert re.fullmatch(
-            r".*00000001\.seg at offset 32: the record's head is damaged", reported.what
+            r".*00000001\.seg at offset 40: the record's head is damaged", fault.what
         )
         before = cold.disk_bytes()
-        with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg at offset 32"):
+        with pytest.raises(errors.CorruptSegment, match=r"00000001\.seg at offset 40"):
             cold.gc()
         assert cold.disk_bytes() < before
         left = [p.name for p in sorted((folder / "segments").iterdir())]
@@ -502,8 +508,8 @@ def test_a_damaged_header_of_the_newest_segment_keeps_nothing_from_opening(folde
     damage(folder / "segments" / "00000001.seg", b"KVTSEG")
     with open_cold("Z2", folder, store.identity()) as cold:
         assert restored(cold, store, 0) == 2 * P
-        (reported,) = cold.verify()
-        assert reported.what.endswith("00000001.seg at offset 0: the file header is damaged")
+        (fault,) = cold.verify()
+        assert fault.what.endswith("00000001.seg at offset 0: the file header is damaged")
         cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
     with open_cold("Z2", folder, store.identity()) as cold:
         assert [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]
@@ -560,9 +566,11 @@ def test_a_folder_that_another_makes_at_the_same_time_is_no_foreign_one(
         (
             "IO error: While pread: x.blob: Too many open files",
             False,
-            "Unreadable",
-            "check the disk",
+            "TooManyFiles",
+            "ulimit -n",
         ),
+        ("IO error: While appending: x.log: Disk quota exceeded", True, "DiskFull", "free space"),
+        ("IO error: While open: x/CURRENT: Permission denied", False, "NotWritable", "may read"),
         ("IO error: While appending: x.log: Input/output error", True, "StorePoisoned", "reopen"),
         ("IO error: No such file or directory: x.sst", False, "CorruptIndex", "advice"),
         ("Corruption: Blob CRC mismatch", False, "CorruptIndex", "advice"),
@@ -585,5 +593,185 @@ def test_a_disk_that_fails_below_rocksdb_is_no_damage(folder, text, writing, err
 def test_a_segment_that_gc_takes_while_verify_looks_is_no_damage(folder, store, monkeypatch):
     spilled("Z2", folder, store, 0)
     with open_cold("Z2", folder, store.identity()) as cold:
-        monkeypatch.setattr(cold._log, "numbers", lambda: [1, 99])
+        ends = cold._log.ends()
+        monkeypatch.setattr(cold._log, "ends", lambda: ends | {99: 1000})
         assert cold.verify() == []
+
+
+def test_a_folder_that_can_not_be_listed_is_not_taken_for_an_empty_one(folder, store, monkeypatch):
+    """It was: the index was cleared, and the next spill began segment 1 anew, over what was there."""
+    spilled("Z2", folder, store, 0, 1)
+    segment = folder / "segments" / "00000001.seg"
+    whole = segment.read_bytes()
+
+    def refusing(real):
+        def listed(path="."):
+            if os.fspath(path) == os.fspath(segment.parent):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return real(path)
+
+        return listed
+
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):
+            patch.setattr(os, name, refusing(getattr(os, name)))
+        with pytest.raises(errors.NotWritable, match="segments can't be listed"):
+            open_cold("Z2", folder, store.identity())
+    assert segment.read_bytes() == whole
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert not cold.recovered.rebuilt
+        assert [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]
+
+
+def test_a_new_segment_is_never_made_where_one_is(folder, store, monkeypatch):
+    with open_cold("Z2", folder, store.identity()) as cold:
+        stranger = folder / "segments" / "00000001.seg"
+        stranger.write_bytes(b"acknowledged once")
+        with pytest.raises(errors.Unreadable, match=r"00000001\.seg can't be made \(File exists\)"):
+            cold.spill(store.filled(P), tokens(P))
+        assert stranger.read_bytes() == b"acknowledged once"
+
+
+@pytest.mark.parametrize("after", range(3))
+def test_a_write_that_takes_no_bytes_is_not_acknowledged(folder, store, monkeypatch, after):
+    """Some filesystems in user space answer 0 instead of an error."""
+    spilled("Z2", folder, store, 0)
+    real, calls = os.pwritev, []
+
+    def nothing(fd, buffers, offset):
+        calls.append(offset)
+        return real(fd, [bytes(buffers[0])[:7]], offset) if len(calls) <= after else 0
+
+    with open_cold("Z2", folder, store.identity()) as cold, monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", nothing)
+        with pytest.raises(errors.StorePoisoned, match="took none of its bytes"):
+            cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert [restored(cold, store, n) for n in (0, 1)] == [2 * P, 0] and cold.verify() == []
+
+
+def test_a_format_file_that_takes_no_bytes_makes_no_store(folder, store, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", lambda *_: 0)
+        with pytest.raises(errors.Unreadable, match="can't be written"):
+            open_cold("Z2", folder, store.identity())
+    open_cold("Z2", folder, store.identity()).close()
+
+
+def test_so_many_files_are_open_whatever_the_store_holds(folder, store, monkeypatch):
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(segments, "OPEN_FILES", 3, raising=False)
+
+    def open_segments():
+        return sum(file.path.endswith(".seg") for file in psutil.Process().open_files())
+
+    for rebuilt in (False, True):
+        if rebuilt:
+            shutil.rmtree(folder / "index")
+        with open_cold("Z2", folder, store.identity()) as cold:
+            if not rebuilt:
+                for n in range(8):
+                    cold.spill(store.filled(2 * P, seed=n), tokens(2 * P, n))
+            assert [restored(cold, store, n) for n in range(8)] == [2 * P] * 8
+            assert cold.verify() == [] and len(cold._log.numbers()) == 8
+            assert 1 <= open_segments() <= 3
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_is_said_and_costs_nothing(folder, store, monkeypatch, code):
+    spilled("Z2", folder, store, 0)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    real = os.open
+
+    def refused(path, *args, **kwargs):
+        if os.fspath(path).endswith(".seg"):
+            raise OSError(code, os.strerror(code), path)
+        return real(path, *args, **kwargs)
+
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold._log._files.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refused)
+            for verb in (
+                lambda: cold.restore(tokens(2 * P), store.open_session()),
+                lambda: cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1)),
+            ):
+                with pytest.raises(
+                    errors.TooManyFiles, match=r"may have \d+ files open.*ulimit -n"
+                ):
+                    verb()
+        cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+        assert [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]
+
+
+def test_what_is_said_to_a_model_can_be_read_by_its_owner_alone(kind, folder, store):
+    before = os.umask(0o022)
+    try:
+        spilled(kind, folder, store, 0)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    ours = [folder / "FORMAT.json", folder / "LOCK", *folder.rglob("*.seg")]
+    assert {path.stat().st_mode & 0o777 for path in ours} == {0o600}
+
+
+@pytest.mark.parametrize("path", [5, None, b"cold", "a\0b", "a\udcff", ""])
+def test_what_can_not_name_a_folder_is_refused_at_the_door(
+    kind, store, path, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match=r"path is .*; give a folder of its own"):
+        open_cold(kind, path, store.identity())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_identity_is_refused_at_the_door(kind, folder):
+    with pytest.raises(InvalidArgument, match=r"identity is 'x'; give what Identity\.of"):
+        open_cold(kind, folder, "x")
+    assert not folder.exists()
+
+
+def test_verify_lists_what_is_damaged_in_the_index_too(kind, folder, store):
+    """It ended with an error, and listed nothing."""
+    for n in range(2):
+        spilled(kind, folder, store, n)
+    with open_cold(kind, folder, store.identity()) as cold:
+        key = bytes.fromhex(cold.catalogue()[-1].key)
+    (table,) = [p for p in folder.rglob("*.sst") if key in p.read_bytes()][-1:]
+    data = bytearray(table.read_bytes())
+    data[data.index(key) + 5] ^= 1
+    table.write_bytes(data)
+    with open_cold(kind, folder, store.identity()) as cold:
+        faults = cold.verify()
+        assert any("mismatch" in fault.what and table.name in fault.what for fault in faults)
+
+
+def test_what_another_spills_while_verify_looks_is_no_damage(folder, store, monkeypatch):
+    """A segment that is being begun has no header yet."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)  # each batch begins one
+    with open_cold("Z2", folder, store.identity()) as cold:
+        cold.spill(store.filled(2 * P), tokens(2 * P))
+        beginning, looked = threading.Event(), threading.Event()
+        numbers, write_all = cold._log.numbers, disk.write_all
+
+        def slow(*args):
+            beginning.set()
+            looked.wait()
+            return write_all(*args)
+
+        spill = threading.Thread(
+            target=cold.spill, args=(store.filled(2 * P, seed=1), tokens(2 * P, 1))
+        )
+
+        def meanwhile():
+            if not spill.ident:
+                monkeypatch.setattr(disk, "write_all", slow)
+                spill.start()
+                beginning.wait(0.5)  # for good, where the list is made under the store's lock
+            return numbers()
+
+        monkeypatch.setattr(cold._log, "numbers", meanwhile)
+        found = cold.verify()
+        looked.set()
+        spill.join()
+        assert found == [] and [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]

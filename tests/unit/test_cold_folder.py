@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvtrial.cold import KINDS, errors, open_cold
+from kvtrial.cold.records import FILE_HEADER_BYTES
 from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
@@ -80,17 +81,36 @@ def test_a_folder_that_can_not_be_written_is_named(kind, store, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        with pytest.raises(errors.NotWritable, match=r"cold can't be written .* may write to"):
+        with pytest.raises(
+            errors.NotWritable, match=r"cold can't be written .* may read and write to"
+        ):
             open_cold(kind, tmp_path / "cold", store.identity())
     open_cold(kind, tmp_path / "cold", store.identity()).close()
 
 
-@pytest.mark.parametrize("older", [{"format": 1}, {"format": 3}])
+@pytest.mark.parametrize("older", [{"format": 1}, {"format": 2}, {"format": 4, "sum": "0"}])
 def test_a_store_of_another_format_is_named(kind, store, tmp_path, older):
     spilled(kind, tmp_path / "cold", store)
     (tmp_path / "cold" / "FORMAT.json").write_text(json.dumps({**older, "kind": kind}))
-    with pytest.raises(errors.FormatMismatch, match=rf"'format': {older['format']}.*'format': 2"):
+    with pytest.raises(errors.FormatMismatch, match=rf"'format': {older['format']}.*'format': 3"):
         open_cold(kind, tmp_path / "cold", store.identity())
+
+
+def test_a_format_file_that_names_the_other_kind_by_a_flipped_bit_destroys_nothing(
+    kind, store, tmp_path
+):
+    """A Z1 store read as Z2 has no segments: its index would be cleared."""
+    folder, other = tmp_path / "cold", {"Z1": "Z2", "Z2": "Z1"}[kind]
+    spilled(kind, folder, store)
+    file = folder / "FORMAT.json"
+    whole = file.read_text()
+    file.write_text(whole.replace(kind, other))
+    for asked in (None, other, kind):
+        with pytest.raises(errors.FormatMismatch, match=r"FORMAT\.json is damaged|was written as"):
+            open_cold(asked, folder, store.identity())
+    file.write_text(whole)
+    with open_cold(None, folder, store.identity()) as cold:
+        assert cold.contains(np.arange(2 * P)) == P and cold.verify() == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{"])
@@ -116,7 +136,8 @@ def test_a_segment_of_an_older_format_is_named(store, tmp_path):
     path = tmp_path / "cold" / "segments" / "00000001.seg"
     data = bytearray(path.read_bytes())
     data[7] = 1
-    data[24:32] = xxhash.xxh3_64_intdigest(bytes(data[:24])).to_bytes(8, "little")
+    sums = slice(FILE_HEADER_BYTES - 8, FILE_HEADER_BYTES)
+    data[sums] = xxhash.xxh3_64_intdigest(bytes(data[: sums.start])).to_bytes(8, "little")
     path.write_bytes(data)
     with pytest.raises(errors.FormatMismatch, match=r"00000001\.seg has format"):
         open_cold("Z2", tmp_path / "cold", store.identity())

@@ -53,7 +53,7 @@ def test_a_reader_goes_on_while_its_pages_are_deleted_and_collected(cold, store,
         thread.start()
         thread.join()
         assert cold.contains(tokens(3 * P)) == 0
-        assert list((tmp_path / "cold").rglob("*.seg")) == []
+        assert not (tmp_path / "cold" / "segments" / "00000001.seg").exists()
 
     session = hooked(store, delete_and_collect)
     assert cold.restore(tokens(3 * P), session) == 3 * P
@@ -94,8 +94,8 @@ def test_a_spill_between_the_steps_of_gc_survives(store, tmp_path, monkeypatch):
             cold.delete(tokens(2 * P, first))
         scan = segments.SegmentLog.scan
 
-        def scan_and_spill(log, number):
-            for n, found in enumerate(scan(log, number)):
+        def scan_and_spill(log, number, end):
+            for n, found in enumerate(scan(log, number, end)):
                 if n == 2:
                     cold.spill(store.filled(2 * P, seed=1), tokens(2 * P, 1))  # deleted, and back
                     cold.spill(store.filled(2 * P, seed=9), tokens(2 * P, 9))

@@ -13,7 +13,7 @@ import xxhash
 from kvtrial.cold._reader import SHORT_BYTES, WINDOW_BYTES, checksum
 
 from kvtrial.cold import errors, segments
-from kvtrial.cold.records import HEADER_BYTES, MAGIC, PAGE, Header, Record
+from kvtrial.cold.records import FILE_HEADER_BYTES, HEADER_BYTES, MAGIC, PAGE, Header, Record
 from kvtrial.cold.recovery import recover
 from kvtrial.cold.segments import SegmentLog, Wanted
 
@@ -134,7 +134,7 @@ def test_a_cut_inside_the_file_header_gives_an_empty_log(folder):
     log.append([record("a")])
     log.close()
     whole = log.path(1).read_bytes()
-    for cut in range(32):
+    for cut in range(FILE_HEADER_BYTES):
         log.path(1).write_bytes(whole[:cut])
         log, names = opened(folder)
         assert names == []
@@ -143,13 +143,59 @@ def test_a_cut_inside_the_file_header_gives_an_empty_log(folder):
         assert opened(folder)[1] == ["b"]
 
 
+def test_a_segment_whose_first_batch_was_torn_header_and_all_is_begun_again(folder, monkeypatch):
+    """Its later blocks may have reached the disk before the first: they hold no acknowledged batch."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    log, _ = opened(folder)
+    log.append([record("a")])
+    log.append([record("b", 2000), record("c", 2000)])
+    log.close()
+    whole = log.path(2).read_bytes()
+    log.path(2).write_bytes(bytes(512) + whole[512:])
+    log, names = opened(folder)
+    assert names == ["a"] and log.recovered.truncated_bytes == len(whole)
+    log.append([record("d")])
+    log.close()
+    assert opened(folder)[1] == ["a", "d"]
+
+
+def test_a_batch_that_was_rolled_back_stays_so_once_another_segment_has_begun(folder, monkeypatch):
+    """A power cut undoes a truncation that was not synced: then a torn batch stands in a sealed file."""
+    log, _ = opened(folder)
+    log.append([record("a")])
+    lasts, cut = {}, []
+    real_sync, real_cut = os.fdatasync, os.ftruncate
+
+    def synced(fd):
+        real_sync(fd)
+        lasts[os.fstat(fd).st_ino] = os.fstat(fd).st_size
+
+    def truncated(fd, size):
+        cut.append(os.fstat(fd).st_ino)
+        real_cut(fd, size)
+
+    def full(fd, buffers, offset, real=os.pwritev):
+        if len(buffers) > 3:
+            real(fd, buffers[:2], offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "fdatasync", synced)
+    monkeypatch.setattr(os, "ftruncate", truncated)
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(errors.DiskFull):
+        log.append([record("b"), record("c")])
+    assert lasts == {cut[0]: log.size(1)}  # durable before anything else is begun
+    log.close()
+
+
 def test_a_flipped_bit_anywhere_in_a_file_header_is_named(folder):
     log, _ = opened(folder)
     log.append([record("a")])
     log.close()
     path = log.path(1)
     whole = path.read_bytes()
-    for bit in range(8 * 32):
+    for bit in range(8 * FILE_HEADER_BYTES):
         path.write_bytes(
             whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :]
         )

@@ -10,7 +10,7 @@ import pytest
 
 from kvtrial.cold import KINDS, errors, keys, open_cold
 from kvtrial.cold.store import RESTORE_PAGES
-from kvtrial.contract import InvalidArgument, PoolExhausted, StepIncomplete
+from kvtrial.contract import InvalidArgument, PoolExhausted, StepIncomplete, StoreSpec
 from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
@@ -359,3 +359,28 @@ def test_a_session_inside_a_step_is_refused(cold, store):
     session.bits[1, -1] = False
     with pytest.raises(StepIncomplete, match=r"\[15, 16\] rows"):
         cold.spill(session, tokens(P))
+
+
+SPEC = {"layers": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 8, "budget_bytes": 1 << 18}
+
+
+@pytest.mark.parametrize("same", [(0, 1), [0, 1], (np.int32(0), np.int64(1)), np.array([0, 1])])
+def test_equal_head_ranges_have_equal_identities(same):
+    """Equal pages missed each other: the range went into the key as it was written."""
+    store = PatternStore()
+    store.spec = StoreSpec(**SPEC, kv_head_range=same)
+    found = store.identity()
+    store.spec = StoreSpec(**SPEC, kv_head_range=(0, 1))
+    assert found == store.identity() and found.digest() == store.identity().digest()
+
+
+@pytest.mark.parametrize("wrong", [(0.0, 1.0), (0, True), (0, 1, 2), 5, "ab", (None, None)])
+def test_a_head_range_that_is_not_two_integers_is_refused_at_the_door(wrong):
+    with pytest.raises(InvalidArgument, match=r"kv_head_range is .*; give"):
+        StoreSpec(**SPEC, kv_head_range=wrong)
+
+
+@pytest.mark.parametrize("wrong", [64.0, True, "16", None, 17])
+def test_page_tokens_that_are_no_size_of_a_page_are_refused_at_the_door(wrong):
+    with pytest.raises(InvalidArgument, match="page_tokens is"):
+        StoreSpec(**SPEC, page_tokens=wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from kvtrial.cold import Identity, open_cold
 from kvtrial.contract import Unsupported
 from kvtrial.engine.gguf import read_gguf
+from kvtrial.engine.synthetic import Shape, write_synthetic
 from kvtrial.engine.transformer import Model, greedy
 from kvtrial.tools.generate import Continuation
 
@@ -130,3 +132,30 @@ def test_the_command_says_what_it_saved(tmp_path):
         runs[1].stderr,
     )
     assert re.search(r"0 pages written, \d+ were there", runs[1].stderr)
+
+
+def test_a_model_that_was_replaced_while_it_was_loaded_leaves_the_new_one_nothing(tmp_path):
+    """The hash was taken of the path: the new model was given the old one's rows."""
+    path = tmp_path / "m.gguf"
+    shape = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 64, "vocab": 269}
+    shape |= {"architecture": "llama", "kind": "Q8_0", "context": 512, "rope_base": 1e4}
+    prompt = list(range(40))
+    spilled = []
+    for seed in (1, 2):
+        write_synthetic(tmp_path / "next.gguf", "m", Shape(**shape, seed=seed))
+        if seed == 1:
+            (tmp_path / "next.gguf").replace(path)
+            old = Model.from_gguf(read_gguf(path))
+        else:
+            (tmp_path / "next.gguf").replace(path)
+    for model in (old, Model.from_gguf(read_gguf(path))):
+        store = model.open_store("K1", tokens=64, page_tokens=P)
+        identity = Identity.of(store, model_sha256=model.sha256, rope_base=model.config.rope_base)
+        session = store.open_session()
+        with open_cold("Z2", tmp_path / "cold", identity) as cold:
+            assert cold.contains(prompt) == 0
+            model.prefill(session, prompt)
+            cold.spill(session, prompt)
+            assert cold.contains(prompt) == 40
+        spilled.append(identity.model_sha256)
+    assert spilled[1] == hashlib.sha256(path.read_bytes()).hexdigest() != spilled[0]

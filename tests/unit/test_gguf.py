@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -204,3 +206,31 @@ def test_a_file_cut_while_it_is_open_is_noticed(tmp_path):
         file.check_unchanged_size()
     path.unlink()
     file.check_unchanged_size()  # whoever has it mapped has it whole
+
+
+def test_the_hash_is_of_the_bytes_that_are_mapped_whatever_lies_at_the_path(tmp_path):
+    path, newer = tmp_path / "x.gguf", tmp_path / "newer"
+    whole = (DATA / "qwen2-tiny-q8_0.gguf").read_bytes()
+    path.write_bytes(whole)
+    newer.write_bytes(b"another model")
+    file = read_gguf(path)
+    newer.replace(path)  # as a downloader puts an update in place
+    assert file.sha256() == hashlib.sha256(whole).hexdigest()
+    file.check_unchanged_size()  # what is shorter is another file
+    path.unlink()
+    assert file.sha256() == hashlib.sha256(whole).hexdigest()
+
+
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_file_that_was_written_to_since_it_was_mapped_has_no_hash(tmp_path, put_back):
+    path = tmp_path / "x.gguf"
+    path.write_bytes((DATA / "qwen2-tiny-q8_0.gguf").read_bytes())
+    before = path.stat()
+    file = read_gguf(path)
+    with path.open("r+b") as changed:
+        changed.seek(-1, 2)
+        changed.write(b"x")
+    if put_back:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(GgufInvalid, match=r"was written to since it was read"):
+        file.sha256()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import shutil
 import sys
 import zipfile
@@ -244,3 +245,14 @@ def test_prompts_that_are_not_the_registered_ones_are_refused(tmp_path, monkeypa
         file.write("  - One more.\n")
     with pytest.raises(StageError, match=r"registered: dd2181ad.*parity\.prompts_sha256"):
         parity.prompts(stage)
+
+
+def test_a_file_that_was_changed_and_given_its_old_time_back_is_hashed_again(tmp_path):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"one model")
+    before = path.stat()
+    assert models.sha256(path) == hashlib.sha256(b"one model").hexdigest()
+    path.write_bytes(b"two model")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert models.sha256(path) == hashlib.sha256(b"two model").hexdigest()

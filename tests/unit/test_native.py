@@ -263,17 +263,18 @@ def test_views_outlive_their_store() -> None:
     """The pool is unmapped with the last view into it, not by `close`."""
     store = open_store()
     session = store.open_session()
-    k, v = session.reserve_slot(0, [0, 1])
+    whole = list(range(16))
+    k, v = session.reserve_slot(0, whole)
     k[...] = 1.5
-    session.commit_slot(0, [0, 1])
-    session.append(1, [0, 1], *rows(store, 2))
+    session.commit_slot(0, whole)
+    session.append(1, whole, *rows(store, 16))
     page = session.page_bytes(0, 0)
     store.close()
     del store
     with pytest.raises(contract.StaleOwner, match="store is closed"):
         session.length(0)
     del session
-    assert k.base is not None and v.shape == (2, 2, 59)
+    assert k.base is not None and v.shape == (16, 2, 59)
     k[1] += 1
     assert np.frombuffer(page, np.float32)[:59].tolist() == [1.5] * 59
     assert np.frombuffer(page, np.float32)[64 : 64 + 59].tolist() == [2.5] * 59

@@ -6,12 +6,13 @@ values, Z2 in append-only segment files. Read `store` first.
 =====================  =============================================================================
 `store`                the verbs: spill, restore, delete, gc, verify
 `values`, `segmented`  Z1 and Z2: where the bytes of a page go
-`index`                the RocksDB index of both
+`index`, `rockslog`    the RocksDB index of both; its log files looked over before it opens
 `page`, `keys`         a page's bytes and content address; what a session's rows are named by
 `prefix`, `sessions`   which pages of a prefix are stored; taking them from a session and giving them back
 `records`, `segments`  Z2's files: their form, writing and reading (``_reader.pyx``)
 `recovery`             Z2 opened after a crash
-`folder`, `disk`       what lies in a folder; reads, writes and syncs, the last counted
+`folder`, `disk`       what lies in a folder; writes and syncs, counted
+`forks`                what a fork makes of open stores
 `upkeep`               ``kvtrial cold``: listed, checked, deleted from, collected
 =====================  =============================================================================
 
@@ -52,11 +53,26 @@ def open_cold(kind: str | None, path: Path | str, identity: Identity | None = No
     Raises
     ------
     InvalidArgument, StoreLocked, ForeignStore, FormatMismatch, NotWritable, CorruptSegment,
-    CorruptIndex, Unreadable, OSError
+    CorruptIndex, Unreadable, DiskFull, TooManyFiles, ForkedProcess
     """
-    path = Path(path)
+    path = _folder(path)
+    if identity is not None and not isinstance(identity, Identity):
+        raise InvalidArgument(f"identity is {identity!r}; give what Identity.of(store, ...) makes")
     if kind is None:
         kind = kind_of(path) or "Z2"
     if kind not in KINDS:
         raise InvalidArgument(f"no cold store {kind!r}; known: {', '.join(KINDS)}")
     return KINDS[kind](path, identity)
+
+
+def _folder(path: Path | str) -> Path:
+    """`InvalidArgument` for what can't name a folder, to RocksDB too: it takes UTF-8."""
+    try:
+        found = Path(path)
+        named = bool(found.name) and "\0" not in str(found)
+        str(found).encode("utf-8")
+    except (TypeError, UnicodeEncodeError):
+        named = False
+    if not named:
+        raise InvalidArgument(f"path is {path!r}; give a folder of its own, with a name in UTF-8")
+    return found

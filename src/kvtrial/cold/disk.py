@@ -6,6 +6,7 @@ Callers use these as ``disk.write_all(...)``: a test replaces one attribute of t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +14,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtrial.cold.errors import StoreLocked
+from kvtrial.cold.errors import StoreLocked, of_disk
 
 Buffer = bytes | bytearray | memoryview
 
 #: Buffers that one preadv or pwritev may take (IOV_MAX is 1,024 on Linux and macOS).
 MAX_BUFFERS = 1024
+#: What is said to a model is in the pages: a store's files and folder are its owner's alone.
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 
 @dataclass
 class Counters:
-    """Successful syncs of files by this process so far."""
+    """Successful calls of this process so far."""
 
     fsyncs: int = 0
+    directory_fsyncs: int = 0
+    reads: int = 0
+    writes: int = 0
 
 
 counters = Counters()
@@ -34,8 +40,9 @@ counters = Counters()
 def _move(
     call: Callable[[int, list[Buffer], int], int], fd: int, buffers: Sequence[Buffer], offset: int
 ) -> Iterator[int]:
-    """Apply preadv or pwritev to all buffers, continuing short calls; yields each call's bytes."""
-    left = list(buffers)
+    """Apply preadv or pwritev to all buffers, continuing short calls; yields each call's bytes, the last
+    time 0 where nothing moves any more."""
+    left = [buffer for buffer in buffers if memoryview(buffer).nbytes]
     while left:
         part = left[:MAX_BUFFERS]
         n = call(fd, part, offset)
@@ -55,14 +62,23 @@ def _move(
 def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
     """Write all buffers of bytes one after the other at ``offset``; short writes are continued.
 
-    Returns the bytes written. `OSError` leaves an unknown part written: the caller truncates.
+    Returns the bytes written, which are all. `OSError` leaves an unknown part written: the caller
+    truncates. A call that moves nothing is one: what it left out must not be synced and acknowledged.
     """
-    return sum(_move(os.pwritev, fd, buffers, offset))
+    total = 0
+    for n in _move(os.pwritev, fd, buffers, offset):
+        total += n
+        if n == 0:
+            raise OSError(errno.EIO, f"a write took none of its bytes at offset {offset + total}")
+    return total
 
 
 def read_into(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
     """Fill writable buffers of bytes from ``offset``; returns bytes read, fewer only at the end."""
-    return sum(_move(os.preadv, fd, buffers, offset))
+    total = 0
+    for n in _move(os.preadv, fd, buffers, offset):
+        total += n
+    return total
 
 
 def fsync(fd: int) -> None:
@@ -74,6 +90,12 @@ def fsync(fd: int) -> None:
     counters.fsyncs += 1
 
 
+def truncate(fd: int, size: int) -> None:
+    """Cut a file to ``size`` bytes, durably: what was behind does not come back."""
+    os.ftruncate(fd, size)
+    fsync(fd)
+
+
 def fsync_dir(path: Path) -> None:
     """Make names created, renamed or removed in ``path`` durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -83,8 +105,16 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def make_dir(path: Path) -> None:
-    """Create ``path`` and its missing parents, each durable in its own parent.
+def names(path: Path) -> list[str]:
+    """Names in a folder. One that can't be listed is an error: it is not empty."""
+    try:
+        return [inside.name for inside in path.iterdir()]
+    except OSError as error:
+        raise of_disk(error, path, "listed") from error
+
+
+def make_dir(path: Path, mode: int = 0o777) -> None:
+    """Create ``path`` (``mode``) and its missing parents, each durable in its own parent.
 
     One that is there may come from a maker who was killed before he synced its name, so that is synced
     again, where its parent can be read. What lies above was durable before it was made.
@@ -94,14 +124,14 @@ def make_dir(path: Path) -> None:
             fsync_dir(path.parent)
         return
     make_dir(path.parent)
-    path.mkdir(exist_ok=True)  # another may make it at the same time
+    path.mkdir(mode, exist_ok=True)  # another may make it at the same time
     fsync_dir(path.parent)
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write beside, sync, rename, sync the folder: afterwards the file is there, whole."""
     beside = path.with_name(f".{path.name}.new")
-    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
         write_all(fd, [data], 0)
         fsync(fd)
@@ -117,7 +147,7 @@ def lock(path: Path) -> int:
     flock belongs to the open file, so a second opener in the same process is refused too, and a
     killed process leaves a file behind but no lock.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

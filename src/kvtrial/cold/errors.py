@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
+
 from kvtrial.contract import KVError
 
 
@@ -17,6 +21,10 @@ class StoreClosed(ColdError):
     """The store was closed."""
 
 
+class ForkedProcess(ColdError):
+    """The store was opened before this process was forked, or RocksDB was used before it was."""
+
+
 class StorePoisoned(ColdError):
     """A sync or index write failed; what is durable is unknown until the store is reopened."""
 
@@ -27,6 +35,10 @@ class ForeignStore(ColdError):
 
 class NotWritable(ColdError, OSError):
     """The folder can't be written to: its permissions, or a filesystem mounted read-only."""
+
+
+class TooManyFiles(ColdError, OSError):
+    """The process may not open another file; nothing was changed."""
 
 
 class FormatMismatch(ColdError):
@@ -55,3 +67,25 @@ class CorruptIndex(ColdError):
 
 class DiskFull(ColdError, OSError):
     """No space left; the batch was rolled back whole and the store goes on."""
+
+
+def of_disk(error: OSError, path: object, what: str) -> ColdError:
+    """An error of the system as one of ours. ``what`` can't be done to ``path``, and was not begun."""
+    code = error.errno or 0
+    said = f"{path} can't be {what} ({os.strerror(code)})"
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return NotWritable(
+            code,
+            f"{said}; nothing was changed. A cold store takes a lock and recovers as it opens: give a "
+            "folder that you may read and write to",
+        )
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(code, f"{said}; free space or run gc, and try again")
+    if code in (errno.EMFILE, errno.ENFILE):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return TooManyFiles(
+            code,
+            f"{said}: this process may have {limit} files open; nothing was changed. Raise the limit "
+            "(ulimit -n), or close other files",
+        )
+    return Unreadable(code, f"{said}; nothing was changed; check the disk, then try again")

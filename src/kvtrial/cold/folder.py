@@ -6,17 +6,19 @@ are renamed and removed there.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kvtrial.cold import disk
-from kvtrial.cold.errors import ForeignStore, FormatMismatch, NotWritable
+from kvtrial.cold.errors import ColdError, ForeignStore, FormatMismatch, of_disk
+from kvtrial.cold.records import checksum
 
-#: Raised with each change of what is written; 2: a sum for each page of a segment's record.
-FORMAT = 2
+#: Raised with each change of what is written; 2: a sum for each page of a segment's record; 3: an id for
+#: each segment, a sum in the format file.
+FORMAT = 3
 _FORMAT_FILE = "FORMAT.json"
 _LOCK_FILE = "LOCK"
 
@@ -31,42 +33,38 @@ def claim(path: Path, kind: str) -> int:
 
     Raises
     ------
-    ForeignStore, FormatMismatch, StoreLocked, NotWritable, OSError
+    ForeignStore, FormatMismatch, StoreLocked, NotWritable, DiskFull, TooManyFiles, Unreadable
     """
-    _refuse_foreign(path)
     try:
-        disk.make_dir(path)
+        _refuse_foreign(path)
+        disk.make_dir(path, disk.FOLDER_MODE)
         lock = disk.lock(path / _LOCK_FILE)
+        try:
+            _claim_format(path, kind)
+        except BaseException:
+            os.close(lock)
+            raise
+    except ColdError:
+        raise
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ForeignStore(
+            f"{path} can't be made: a part of it is a file, or a link to nothing; give another folder"
+        ) from error
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise NotWritable(
-                error.errno,
-                f"{path} can't be written ({os.strerror(error.errno)}); a cold store takes a lock "
-                "and recovers as it opens: give a folder that you may write to",
-            ) from error
-        if isinstance(error, (FileExistsError, NotADirectoryError)):
-            raise ForeignStore(
-                f"{path} can't be made: a part of it is a file, or a link to nothing; give another folder"
-            ) from error
-        raise
-    try:
-        _claim_format(path, kind)
-    except BaseException:
-        os.close(lock)
-        raise
+        raise of_disk(error, path, "written") from error
     return lock
 
 
 def _refuse_foreign(path: Path) -> None:
     """`ForeignStore` for a file, or a folder with something else in it; nothing is created."""
     if path.is_dir():
-        names = {p.name for p in path.iterdir()} - {_LOCK_FILE, f".{_FORMAT_FILE}.new"}
+        names = {*disk.names(path)} - {_LOCK_FILE, f".{_FORMAT_FILE}.new"}
         if names and _FORMAT_FILE not in names:
             raise ForeignStore(
                 f"{path} holds {', '.join(sorted(names)[:3])} and no {_FORMAT_FILE}: it is no cold "
                 "store; use an empty or new folder"
             )
-        for inside in path.rglob("*"):
+        for inside in _below(path):
             if inside.is_symlink():
                 raise ForeignStore(
                     f"{inside} leads to {inside.readlink()}; a store removes and renames what it "
@@ -75,6 +73,14 @@ def _refuse_foreign(path: Path) -> None:
                 )
     elif path.exists():
         raise ForeignStore(f"{path} is a file; give a folder")
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """Everything in a folder; each part of it can be listed."""
+    for name in disk.names(path):
+        yield path / name
+        if (path / name).is_dir() and not (path / name).is_symlink():
+            yield from _below(path / name)
 
 
 def kind_of(path: Path) -> str | None:
@@ -89,6 +95,8 @@ def _written(file: Path) -> dict[str, Any] | None:
         data = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise of_disk(error, file, "read") from error
     try:
         written = json.loads(data.decode("utf-8"))
     except ValueError as error:
@@ -100,10 +108,17 @@ def _written(file: Path) -> dict[str, Any] | None:
 
 def _claim_format(path: Path, kind: str) -> None:
     """Check which format the folder has, or give a new one ours."""
-    ours = {"format": FORMAT, "kind": kind}
+    says = {"format": FORMAT, "kind": kind}
+    # Opened as another kind, a store would be taken for one whose files are gone.
+    ours = {**says, "sum": f"{checksum(json.dumps(says).encode()):016x}"}
     theirs = _written(path / _FORMAT_FILE)
     if theirs is None:
         disk.write_file(path / _FORMAT_FILE, json.dumps(ours).encode())
+    elif theirs | says == theirs and theirs != ours:
+        raise FormatMismatch(
+            f"{path / _FORMAT_FILE} is damaged: it says {theirs}, and the sum of that is "
+            f"{ours['sum']}; nothing was changed: put the file back from a copy"
+        )
     elif theirs != ours:
         raise FormatMismatch(
             f"{path} was written as {theirs}; this opener reads {ours}; use another "

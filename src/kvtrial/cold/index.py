@@ -16,17 +16,35 @@ from pathlib import Path
 
 import rocksdict
 
-from kvtrial.cold.errors import CorruptIndex, DiskFull, StoreLocked, StorePoisoned, Unreadable
+from kvtrial.cold import disk, forks, rockslog
+from kvtrial.cold.errors import (
+    CorruptIndex,
+    StoreLocked,
+    StorePoisoned,
+    Unreadable,
+    of_disk,
+)
 
 FAMILIES = ("prefix", "pages", "snapshots", "ledger")
 #: Values from this size on (bytes) go to blob files: pages do, locations don't.
 MIN_BLOB_BYTES = 1024
+#: Files that RocksDB keeps open.
+OPEN_FILES = 64
 
 #: Which part of the blob files, oldest first, a compaction rewrites: where RocksDB runs one by itself,
 #: its default, so that a spill doesn't write pages again and again; where `gc` asks for one, all.
 _AGE_CUTOFF = "blob_garbage_collection_age_cutoff"
 _BY_ITSELF, _ASKED_FOR = "0.25", "1.0"
 
+#: What the system says through RocksDB that is said of no bytes: the store is sound.
+_OF_DISK = {
+    "No space left": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "Too many open files": errno.EMFILE,
+    "Permission denied": errno.EACCES,
+    "Operation not permitted": errno.EPERM,
+    "Read-only file system": errno.EROFS,
+}
 _WAL_SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 _GET_US = re.compile(r"rocksdb\.db\.get\.micros .* SUM : (\d+)")
 _SEQUENCE = struct.Struct("<QdI")
@@ -65,10 +83,9 @@ def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
-    # A process or machine that dies may leave a torn last entry in the log: that one was never
-    # acknowledged, so opening goes back to the last whole one instead of refusing. Where the log is
-    # all there is (Z1), any other damage is refused: what follows it was acknowledged. Where the
-    # segments hold everything (Z2), the index goes back to what is sound and is replayed from there.
+    # Where the log is all there is (Z1), `rockslog` has cut a torn tail off, and any other damage is
+    # refused: what follows it was acknowledged. Where the segments hold everything (Z2), the index goes
+    # back to what is sound and is replayed from there.
     modes = rocksdict.DBRecoveryMode
     options.set_wal_recovery_mode(
         modes.tolerate_corrupted_tail_records() if truth else modes.point_in_time()
@@ -76,6 +93,10 @@ def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
     # Families are flushed together, so that they agree even where an unsynced log was lost.
     options.set_atomic_flush(True)
     options.set_keep_log_file_num(2)
+    options.set_max_open_files(OPEN_FILES)
+    # Each opening leaves a file in each family. By levels, files whose keys don't overlap are moved down
+    # and never merged, so that there is one for each spilled sequence in the end; by runs they are.
+    options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
     if blobs:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(MIN_BLOB_BYTES)
@@ -91,8 +112,9 @@ def _translate(error: Exception, path: Path, advice: str, writing: bool) -> Exce
     text = str(error)
     if "lock hold" in text or "While lock file" in text:
         return StoreLocked(f"{path} is open elsewhere ({text}); close it or use another folder")
-    if "No space" in text:
-        return DiskFull(f"{path}: {text}; free space and reopen")
+    for phrase, code in _OF_DISK.items():
+        if phrase in text:
+            return of_disk(OSError(code, text), f"{path}: {text}; it", "used")
     if text.startswith("IO error") and "No such file" not in text:
         if writing:
             return StorePoisoned(f"{path}: {text}; check the disk and reopen the store")
@@ -130,6 +152,8 @@ class Index:
 
     def __init__(self, path: Path, blobs: bool) -> None:
         self.path = path
+        # RocksDB syncs its folder and not the name of it; without the name all would be lost.
+        disk.make_dir(path)
         self._advice = (
             "run verify(), delete() what it names, and spill that again"
             if blobs
@@ -138,6 +162,10 @@ class Index:
         families = {name: _options(blobs, blobs and name == "pages") for name in FAMILIES}
         self._options = _options(blobs)
         self._options.enable_statistics()
+        forks.use_rocksdb()
+        rockslog.refuse_damaged_manifest(path, self._advice)
+        #: Bytes of an unacknowledged batch that were cut off.
+        self.torn_bytes = rockslog.cut_torn_tail(path) if blobs else 0
         try:
             self._db = rocksdict.Rdict(str(path), self._options, column_families=families)
         except Exception as error:
@@ -235,6 +263,11 @@ class Index:
             rewritten.set_options({_AGE_CUTOFF: _BY_ITSELF})
         except Exception as error:
             raise self._ours(error, writing=True) from error
+
+    def let_go(self) -> None:
+        """In a forked child: no call ends what the parent's threads have to end."""
+        for thing in (self._db, self._options, *self._families.values(), *self.handles.values()):
+            forks.never_freed(thing)
 
     def close(self) -> None:
         """Close the database; unsynced writes stay in the operating system's hands."""

@@ -2,18 +2,20 @@
 
 ::
 
-    file header   magic 8s · segment u64 · first batch u64 · XXH3-64 of these
+    file header   magic 8s · segment u64 · first batch u64 · id u64 · XXH3-64 of these
     record        magic 4s · kind u32 · ordinal u32 · count u32 · batch u64 · meta bytes u32 ·
                   pages u32 · payload bytes u64 · key 32s · XXH3-64 of meta and sums ·
                   XXH3-64 of this header
                   then meta, then a sum (XXH3-64) for each page, then the pages, all of one size
 
-A batch is ``count`` records of one batch number; batches count on by one. Every byte is under one of
+``id`` is drawn by chance for each file, so that nothing said of one is ever believed of another. A
+batch is ``count`` records of one batch number; batches count on by one. Every byte is under one of
 the sums, and each page has its own, so that a reader checks it while it still is in cache.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +29,8 @@ from kvtrial.cold.errors import FormatMismatch
 PAGE, SEQUENCE, DELETE = 1, 2, 3
 
 MAGIC = b"KVR2"
-_FILE_MAGIC = b"KVTSEG\x00\x02"
-_FILE = struct.Struct("<8sQQQ")
+_FILE_MAGIC = b"KVTSEG\x00\x03"
+_FILE = struct.Struct("<8sQQQQ")
 _RECORD = struct.Struct("<4sIIIQIIQ32sQQ")
 _LOCATION = struct.Struct("<IQIIQ")
 _SUM = 8
@@ -57,6 +59,12 @@ class FileHeader(NamedTuple):
 
     segment: int
     first_batch: int
+    file_id: int
+
+    @classmethod
+    def new(cls, segment: int, first_batch: int) -> FileHeader:
+        """That of a file that begins now."""
+        return cls(segment, first_batch, int.from_bytes(os.urandom(8), "little"))
 
     def encode(self) -> bytes:
         """As it is written."""
@@ -65,7 +73,7 @@ class FileHeader(NamedTuple):
     @classmethod
     def parse(cls, data: Buffer, name: str) -> FileHeader | None:
         """None where the sum is wrong; `FormatMismatch` where another version wrote the file."""
-        magic, segment, batch, check = _FILE.unpack(data)
+        magic, *fields, check = _FILE.unpack(data)
         if checksum(memoryview(data)[:-_SUM]) != check:
             return None
         if magic != _FILE_MAGIC:
@@ -73,7 +81,7 @@ class FileHeader(NamedTuple):
                 f"{name} has format {magic!r}; this version reads {_FILE_MAGIC!r}: use the version "
                 "that wrote it, or another folder"
             )
-        return cls(segment, batch)
+        return cls(*fields)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ def recover(log: SegmentLog, start: Position | None) -> Iterator[list[ScannedRec
         else:
             log.end = _first_position(log, number, header, last)
         while batch := _batch_at(log, log.end):
-            newest = batch[-1]
-            offset = newest.location.offset + newest.location.nbytes
-            log.end = Position(number, offset, newest.header.batch + 1)
+            found = batch[-1]
+            offset = found.location.offset + found.location.nbytes
+            log.end = log.end._replace(offset=offset, batch=found.header.batch + 1)
             log.recovered.replayed_batches += 1
             yield batch
         _end_segment(log, last)
@@ -50,12 +50,14 @@ def _first_position(
     if header is not None:
         if header.segment != number:
             raise CorruptSegment(f"{file.path} at offset 0 says it is segment {header.segment}")
-        return Position(number, FILE_HEADER_BYTES, header.first_batch)
-    if last and not _batches_behind(log, Position(number, 0, 0)):
-        log.recovered.truncated_bytes += min(log.size(number), FILE_HEADER_BYTES)
+        return Position(number, FILE_HEADER_BYTES, header.first_batch, header.file_id)
+    first = Position(number, FILE_HEADER_BYTES, log.end.batch, 0)
+    if last and not _later_behind(log, first) and _batch_at(log, first) is None:
+        log.recovered.truncated_bytes += log.size(number)
+        header = FileHeader.new(number, log.end.batch)
         os.ftruncate(file.fd, 0)
-        disk.write_all(file.fd, [FileHeader(number, log.end.batch).encode()], 0)
-        return Position(number, FILE_HEADER_BYTES, log.end.batch)
+        disk.write_all(file.fd, [header.encode()], 0)
+        return first._replace(file_id=header.file_id)
     raise CorruptSegment(f"{file.path} at offset 0: the file header is damaged")
 
 
@@ -64,17 +66,16 @@ def _batch_at(log: SegmentLog, at: Position) -> list[ScannedRecord] | None:
     batch: list[ScannedRecord] = []
     offset = at.offset
     while not batch or len(batch) < batch[0].header.records:
-        record = log.record_at(at.segment, offset)
-        if record is None or (record.header.ordinal, record.header.batch) != (len(batch), at.batch):
+        found = log.record_at(at.segment, offset)
+        if found is None or (found.header.ordinal, found.header.batch) != (len(batch), at.batch):
             return None
-        batch.append(record)
-        offset += record.location.nbytes
+        batch.append(found)
+        offset += found.location.nbytes
     return batch
 
 
-def _batches_behind(log: SegmentLog, at: Position) -> set[int]:
-    """Batch numbers of the sound record headers that lie anywhere behind a place."""
-    batches: set[int] = set()
+def _later_behind(log: SegmentLog, at: Position) -> bool:
+    """Whether a sound record header of a later batch lies anywhere behind a place."""
     size, offset = log.size(at.segment), at.offset
     window = bytearray(_WINDOW + HEADER_BYTES)
     while offset < size:
@@ -83,18 +84,19 @@ def _batches_behind(log: SegmentLog, at: Position) -> set[int]:
         place = data.find(MAGIC)
         while 0 <= place < _WINDOW:
             header = data[place : place + HEADER_BYTES]
-            if len(header) == HEADER_BYTES and (sound := Header.parse(header)):
-                batches.add(sound.batch)
+            sound = Header.parse(header) if len(header) == HEADER_BYTES else None
+            if sound is not None and sound.batch > at.batch:
+                return True
             place = data.find(MAGIC, place + 1)
         offset += _WINDOW
-    return batches
+    return False
 
 
 def _end_segment(log: SegmentLog, last: bool) -> None:
     """Deal with what follows ``log.end``, the last whole batch of a segment."""
-    file, (number, offset, expected) = log.file(log.end.segment), log.end
+    file, (number, offset, expected, _) = log.file(log.end.segment), log.end
     torn = log.size(number) - offset
-    if torn and (not last or any(b > expected for b in _batches_behind(log, log.end))):
+    if torn and (not last or _later_behind(log, log.end)):
         raise CorruptSegment(
             f"{file.path} at offset {offset}: batch {expected} is damaged and whole ones follow, so "
             "this is no torn tail; put the file back from a copy, or delete the store to begin anew"

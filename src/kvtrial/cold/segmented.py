@@ -14,13 +14,13 @@ from contextlib import suppress
 from itertools import islice
 
 from kvtrial.cold import disk
-from kvtrial.cold.errors import ColdError, CorruptIndex, CorruptSegment, StorePoisoned
+from kvtrial.cold.errors import ColdError, CorruptIndex, CorruptSegment, DiskFull, StorePoisoned
 from kvtrial.cold.index import Batch, Index, SpilledSequence
 from kvtrial.cold.page import Page
 from kvtrial.cold.prefix import Stored
-from kvtrial.cold.records import DELETE, PAGE, SEQUENCE, Location, Record
+from kvtrial.cold.records import DELETE, FILE_HEADER_BYTES, PAGE, SEQUENCE, Location, Record
 from kvtrial.cold.recovery import recover
-from kvtrial.cold.segments import Position, Recovered, ScannedRecord, SegmentLog, Wanted
+from kvtrial.cold.segments import START, Position, Recovered, ScannedRecord, SegmentLog, Wanted
 from kvtrial.cold.store import ColdStore, Progress, Reader
 
 #: gc rewrites a segment once less than this part of it is live.
@@ -30,7 +30,7 @@ THREAD_BYTES = 4 << 20
 #: Records that gc moves per batch.
 MOVE_RECORDS = 8
 
-_CHECKPOINT = struct.Struct("<QQQ")
+_CHECKPOINT = struct.Struct("<QQQQ")
 _NO_SEQUENCE = bytes(32)
 _NOWHERE = Location(0, 0, 0, 0, 0)
 
@@ -58,29 +58,40 @@ class SegmentStore(ColdStore):
 
     def _replay(self) -> None:
         """Index the batches that the index has not seen."""
-        start = self._checkpoint()
+        said = self._checkpoint()
+        start = said if said is not None and self._fits(said) else None
         known: dict[bytes, bytes] = {}
         if start is None:
-            # No crash takes synced bytes away. Where the index knew of more than is there, what it
-            # knew stays listed, so that `verify` names what is lost.
             known = dict(self._index.items("snapshots"))
             self._index.clear()
             self._log.recovered.rebuilt = bool(self._log.numbers())
         for batch in recover(self._log, start):
             self._apply((f.header.kind, f.header.key, f.meta, f.location) for f in batch)
-        if known:
+        # No crash takes synced bytes away. Where the index knew of more than is there, what it knew
+        # stays listed, so that `verify` names what is lost.
+        if known and said is not None and said.batch > self._log.end.batch:
             self._apply((SEQUENCE, key, meta, _NOWHERE) for key, meta in known.items())
+        if start is None:
+            # What the index said before must not come back by a power cut, to be believed of segments
+            # that have grown since.
+            self._index.sync()
 
     def _checkpoint(self) -> Position | None:
-        """How far the segments are indexed; None where the index can't be gone on with."""
+        """How far the index says that the segments are indexed."""
         data = self._index.get("ledger", b"checkpoint")
-        if data is None:
-            return None
-        position = Position(*_CHECKPOINT.unpack(data))
-        numbers = self._log.numbers()
-        if position.segment not in numbers or self._log.size(position.segment) < position.offset:
-            return None
-        return position
+        return None if data is None else Position(*_CHECKPOINT.unpack(data))
+
+    def _fits(self, said: Position) -> bool:
+        """Whether the index can be gone on with: its last segment is there, the same file, as long."""
+        if said == START:
+            return True
+        if said.segment not in self._log.numbers():
+            return False
+        size, header = self._log.size(said.segment), self._log.header(said.segment)
+        if size < said.offset or (header is not None and header.file_id != said.file_id):
+            return False
+        # What follows may be cut off as torn: never from the midst of a record on.
+        return size == said.offset or self._log.is_between_batches(said)
 
     def _apply(self, records: Iterable[tuple[int, bytes, bytes, Location]]) -> None:
         """Make durable records (kind, key, meta, where) visible; one atomic, unsynced write."""
@@ -109,10 +120,10 @@ class SegmentStore(ColdStore):
         locations = self._log.append(records)
         self._apply((r.kind, r.key, r.meta, where) for r, where in zip(records, locations))
 
-    def _write(self, pages: Sequence[Page], spilled: SpilledSequence | None) -> None:
+    def _write(self, pages: Sequence[Page], snapshot: SpilledSequence | None) -> None:
         records = [Record(PAGE, p.key, p.meta.encode(), p.payload) for p in pages]
-        if spilled is not None:
-            records.append(Record(SEQUENCE, spilled.key, spilled.encode()))
+        if snapshot is not None:
+            records.append(Record(SEQUENCE, snapshot.key, snapshot.encode()))
         self._append(records)
 
     def _reader(self, stored: Sequence[Stored]) -> Reader:
@@ -139,8 +150,8 @@ class SegmentStore(ColdStore):
             )
         return Location.decode(data)
 
-    def _drop(self, spilled: SpilledSequence | None, page_keys: Sequence[bytes]) -> None:
-        key = spilled.key if spilled is not None else _NO_SEQUENCE
+    def _drop(self, snapshot: SpilledSequence | None, page_keys: Sequence[bytes]) -> None:
+        key = snapshot.key if snapshot is not None else _NO_SEQUENCE
         self._append([Record(DELETE, key, b"".join(page_keys))])
 
     def _reclaim(self, progress: Progress) -> None:
@@ -154,7 +165,11 @@ class SegmentStore(ColdStore):
             for _, data in self._index.items("pages"):
                 location = Location.decode(data)
                 live[location.segment] += location.nbytes
-            dead = [n for n in self._log.numbers() if live[n] < LIVE_FRACTION * self._log.size(n)]
+            dead = [
+                n
+                for n in self._log.numbers()
+                if live[n] < LIVE_FRACTION * (self._log.size(n) - FILE_HEADER_BYTES)
+            ]
             if dead and dead[-1] == self._log.end.segment:
                 self._log.sealed = True
         stuck: CorruptSegment | None = None
@@ -169,20 +184,26 @@ class SegmentStore(ColdStore):
 
     def _empty(self, number: int) -> None:
         """Write what is live in a segment again, and remove it."""
-        records = self._log.scan(number)
+        with self._using():
+            records = self._log.scan(number, self._log.ends()[number])
         while step := list(islice(records, MOVE_RECORDS)):
             with self._using():
-                if moved := [record for scanned in step if (record := self._moved(scanned))]:
+                if moved := [record for found in step if (record := self._moved(found))]:
                     self._poisoning(self._append, moved)
         with self._using():
             self._poisoning(self._remove, number)
 
     def _remove(self, number: int) -> None:
         try:
+            if number == self._log.end.segment:
+                self._log.begin()
+                self._apply(())
             # The index must not point into the file, not even after a crash that undoes its last
             # unsynced writes.
             self._index.sync()
             self._log.remove(number)
+        except DiskFull:
+            raise
         except (ColdError, OSError) as error:
             raise StorePoisoned(
                 f"segment {number} was not removed for good ({error}); check the disk and reopen the "
@@ -190,17 +211,19 @@ class SegmentStore(ColdStore):
             ) from error
 
     def _damage_between(self) -> list[str]:
-        damaged: list[str] = []
-        for number in self._log.numbers():
+        found: list[str] = []
+        with self._using():  # what is added from here on is not looked at
+            ends = self._log.ends()
+        for number, end in ends.items():
             with suppress(FileNotFoundError):  # gc took it meanwhile
-                damage = self._log.damaged_heads(number)
+                damage = self._log.damaged_heads(number, end)
                 self._log.size(number)
-                damaged += damage
-        return damaged
+                found += damage
+        return found
 
-    def _moved(self, scanned: ScannedRecord) -> Record | None:
+    def _moved(self, found: ScannedRecord) -> Record | None:
         """A record as it is written again, or None where nothing needs it any more."""
-        header, location, meta = scanned
+        header, location, meta = found
         if header.kind == PAGE:
             if self._index.get("pages", header.key) != location.encode():
                 return None

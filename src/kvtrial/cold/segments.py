@@ -9,8 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +31,7 @@ from kvtrial.cold.errors import (
     FormatMismatch,
     StorePoisoned,
     Unreadable,
+    of_disk,
 )
 from kvtrial.cold.records import (
     FILE_HEADER_BYTES,
@@ -44,19 +48,24 @@ from kvtrial.contract import I64
 #: A segment is sealed once it has grown past this (bytes); gc works on whole segments.
 SEGMENT_BYTES = 256 << 20
 
+#: Segment files that are kept open.
+OPEN_FILES = 64
+
 _NAME = re.compile(r"[0-9]{8,}\.seg")
 _ENDS = "the file ends inside the record"
 
 
 class Position(NamedTuple):
-    """A place between two batches: segment number, offset in bytes, number of the batch to come."""
+    """A place between two batches: segment number, offset in bytes, number of the batch to come, and
+    the id that the file's header says."""
 
     segment: int
     offset: int
     batch: int
+    file_id: int
 
 
-START = Position(0, 0, 1)
+START = Position(0, 0, 1, 0)
 
 
 class ScannedRecord(NamedTuple):
@@ -72,9 +81,10 @@ class SegmentFile:
     goes on while gc removes the file."""
 
     def __init__(self, path: Path, create: bool = False) -> None:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
+        # Where a new one is to be, there is none: bytes that are there were acknowledged once.
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
         self.fd = -1
-        self.fd = os.open(path, flags, 0o644)
+        self.fd = os.open(path, flags, disk.FILE_MODE)
         self.path = path
 
     def __del__(self) -> None:
@@ -111,7 +121,9 @@ class SegmentLog:
     end: Position = START
     #: The next batch begins a new segment.
     sealed: bool = True
-    _files: dict[int, SegmentFile] = field(default_factory=dict)
+    #: The last used ones; a lock, since readers open files beside the store's lock.
+    _files: OrderedDict[int, SegmentFile] = field(default_factory=OrderedDict)
+    _opening: threading.Lock = field(default_factory=threading.Lock)
 
     def path(self, segment: int) -> Path:
         """The file of a segment."""
@@ -119,11 +131,13 @@ class SegmentLog:
 
     def numbers(self) -> list[int]:
         """Segments on disk, oldest first."""
-        files = list(self.folder.glob("*.seg"))
-        for path in files:
-            if not _NAME.fullmatch(path.name):
-                raise ForeignStore(f"{path} is no segment of this store; move it out of its folder")
-        return sorted(int(path.stem) for path in files)
+        found = [name for name in disk.names(self.folder) if name.endswith(".seg")]
+        for name in found:
+            if not _NAME.fullmatch(name):
+                raise ForeignStore(
+                    f"{self.folder / name} is no segment of this store; move it out of its folder"
+                )
+        return sorted(int(name.removesuffix(".seg")) for name in found)
 
     def size(self, segment: int) -> int:
         """Bytes of a segment file."""
@@ -131,17 +145,28 @@ class SegmentLog:
 
     def file(self, segment: int) -> SegmentFile:
         """The open file of a segment."""
-        file = self._files.get(segment)
-        if file is None:
-            try:
-                # Of two threads that open it, both go on with one.
-                file = self._files.setdefault(segment, SegmentFile(self.path(segment)))
-            except FileNotFoundError:
-                raise CorruptSegment(
-                    f"{self.path(segment)} is gone and the index points into it; restore it, "
-                    "or delete the index folder to go on with what is left"
-                ) from None
-        return file
+        with self._opening:  # of two threads that open it, both go on with one
+            found = self._files.get(segment)
+            if found is None:
+                try:
+                    found = SegmentFile(self.path(segment))
+                except FileNotFoundError:
+                    raise CorruptSegment(
+                        f"{self.path(segment)} is gone and the index points into it; restore it, "
+                        "or delete the index folder to go on with what is left"
+                    ) from None
+                except OSError as error:
+                    raise of_disk(error, self.path(segment), "opened") from error
+                self._keep(segment, found)
+            else:
+                self._files.move_to_end(segment)
+        return found
+
+    def _keep(self, segment: int, file: SegmentFile) -> None:
+        """Invariant: so many files are open, however many there are, and those of readers under way."""
+        self._files[segment] = file
+        while len(self._files) > OPEN_FILES:
+            self._files.popitem(last=False)
 
     def corrupt(self, location: Location, why: str) -> CorruptSegment:
         """The error for a damaged record."""
@@ -164,7 +189,7 @@ class SegmentLog:
         """
         if self.sealed or self.end.offset >= SEGMENT_BYTES:
             self._begin_segment()
-        segment, start, batch = self.end
+        segment, start, batch, _ = self.end
         buffers: list[Buffer] = []
         locations: list[Location] = []
         offset = start
@@ -179,12 +204,13 @@ class SegmentLog:
         except OSError as error:
             # The pages that could not be written count as clean from here on: a second fsync would
             # succeed without them. Cut them off, so that no later opener takes them for durable.
-            self._cut(file, start)
+            with suppress(StorePoisoned):
+                self._cut(file, start)
             raise StorePoisoned(
                 f"sync of {file.path} failed ({error}); the batch is not stored; check "
                 "the disk and reopen the store"
             ) from error
-        self.end = Position(segment, offset, batch + 1)
+        self.end = self.end._replace(offset=offset, batch=batch + 1)
         return locations
 
     def _write(self, file: SegmentFile, buffers: Sequence[Buffer], start: int) -> None:
@@ -196,8 +222,10 @@ class SegmentLog:
 
     @staticmethod
     def _cut(file: SegmentFile, offset: int) -> None:
+        """Cut a batch off for good: it must not stand behind the last whole one once another segment
+        has begun."""
         try:
-            os.ftruncate(file.fd, offset)
+            disk.truncate(file.fd, offset)
         except OSError as error:
             raise StorePoisoned(
                 f"{file.path} could not be cut back to {offset} bytes ({error}); reopen "
@@ -207,25 +235,48 @@ class SegmentLog:
     def _begin_segment(self) -> None:
         """Create the next segment; its name is durable now, its header with the first batch."""
         number = self.end.segment + 1
-        if number not in self._files:  # it is there where a full disk refused its header before
-            try:
-                self._files[number] = SegmentFile(self.path(number), create=True)
-            except OSError as error:
-                raise _failed(error, self.path(number), 0) from error
-        self._write(self._files[number], [FileHeader(number, self.end.batch).encode()], 0)
+        try:
+            file = SegmentFile(self.path(number), create=True)
+        except OSError as error:
+            raise of_disk(error, self.path(number), "made") from error
+        header = FileHeader.new(number, self.end.batch)
+        try:
+            self._write(file, [header.encode()], 0)
+        except ColdError:
+            with suppress(OSError):  # it would be in the way of the next attempt
+                self.path(number).unlink()
+            raise
+        with self._opening:
+            self._keep(number, file)
         try:
             disk.fsync_dir(self.folder)
         except OSError as error:
             raise StorePoisoned(
                 f"sync of {self.folder} failed ({error}); check the disk and reopen the store"
             ) from error
-        self.end = Position(number, FILE_HEADER_BYTES, self.end.batch)
+        self.end = Position(number, FILE_HEADER_BYTES, self.end.batch, header.file_id)
         self.sealed = False
 
+    def begin(self) -> None:
+        """Begin the next segment now, durably.
+
+        Invariant: a store that has had a segment has one. The header of the newest says where numbers
+        go on, so none is used twice, and nothing said of a removed file fits another.
+        """
+        self._begin_segment()
+        try:
+            disk.fsync(self.file(self.end.segment).fd)
+        except OSError as error:
+            raise StorePoisoned(
+                f"sync of {self.path(self.end.segment)} failed ({error}); check the disk and reopen "
+                "the store"
+            ) from error
+
     def remove(self, segment: int) -> None:
-        """Delete a segment file, durably; readers that hold it go on."""
-        self._files.pop(segment, None)
-        self.path(segment).unlink()
+        """Delete a segment file, durably; readers that hold it go on. The newest has to stay."""
+        with self._opening:
+            self._files.pop(segment, None)
+            self.path(segment).unlink()
         disk.fsync_dir(self.folder)
 
     # ---- reading
@@ -259,7 +310,7 @@ class SegmentLog:
         else:
             with ThreadPoolExecutor(len(parts), thread_name_prefix="kvtrial-cold") as pool:
                 done = list(pool.map(self._read_part, parts))
-        metas = [meta for part, _ in done for meta in part]
+        metas = [meta for found, _ in done for meta in found]
         return metas, np.array([spent for _, spent in done], np.int64).reshape(-1, 2).sum(axis=0)
 
     def _read_part(self, wanted: Sequence[Wanted]) -> tuple[list[bytes], tuple[int, int]]:
@@ -340,46 +391,64 @@ class SegmentLog:
 
     def record_at(self, segment: int, offset: int) -> ScannedRecord | None:
         """The record at ``offset``, all sums verified; None where it isn't whole."""
-        record = self.head_at(segment, offset)
-        if record is None:
+        found = self.head_at(segment, offset)
+        if found is None:
             return None
-        location = record.location
+        location = found.location
         pages = location.split(memoryview(bytearray(location.payload_nbytes)))
         try:
-            self.read([Wanted(record.header.key, self.file(segment), location, pages)])
+            self.read([Wanted(found.header.key, self.file(segment), location, pages)])
         except CorruptSegment:
             return None
-        return record
+        return found
 
-    def scan(self, segment: int) -> Iterator[ScannedRecord]:
-        """Every record of a recovered segment, by its head; `CorruptSegment` at a damaged one.
+    def ends(self) -> dict[int, int]:
+        """Segments, and where what is in them ends (bytes): what is being added lies behind that."""
+        sizes = {segment: self.size(segment) for segment in self.numbers()}
+        return sizes if self.end == START else sizes | {self.end.segment: self.end.offset}
+
+    def scan(self, segment: int, end: int) -> Iterator[ScannedRecord]:
+        """Every record of a recovered segment up to an offset, by its head; `CorruptSegment` at a damaged
+        one.
 
         Pages are not read: a damaged one that nobody needs any more is in nobody's way.
         """
         offset = FILE_HEADER_BYTES
-        end = self.end.offset if segment == self.end.segment else self.size(segment)
         while offset < min(end, self.size(segment)):
-            record = self.head_at(segment, offset)
-            if record is None:
+            found = self.head_at(segment, offset)
+            if found is None:
                 raise self.corrupt(
                     Location(segment, offset, 0, 0, 0), "the record's head is damaged"
                 )
-            yield record
-            offset += record.location.nbytes
+            yield found
+            offset += found.location.nbytes
 
-    def damaged_heads(self, segment: int) -> list[str]:
-        """What is wrong with a segment's own header, and the first damaged record head in it; what
+    def is_between_batches(self, at: Position) -> bool:
+        """Whether a batch ends or begins at a place; a damaged head on the way there leaves it open."""
+        found = self.head_at(at.segment, at.offset)
+        if found is not None and (found.header.batch, found.header.ordinal) == (at.batch, 0):
+            return True
+        offset = FILE_HEADER_BYTES
+        while offset < at.offset:
+            found = self.head_at(at.segment, offset)
+            if found is None:
+                return True
+            offset += found.location.nbytes
+        return offset == at.offset
+
+    def damaged_heads(self, segment: int, end: int) -> list[str]:
+        """What is wrong with a segment's own header, and the first damaged record head before ``end``; what
         follows that one can't be found from here."""
-        damage = []
+        found = []
         try:
             header = self.header(segment)
             if header is None or header.segment != segment:
-                damage.append(f"{self.path(segment)} at offset 0: the file header is damaged")
-            for _ in self.scan(segment):
+                found.append(f"{self.path(segment)} at offset 0: the file header is damaged")
+            for _ in self.scan(segment, end):
                 pass
         except (CorruptSegment, FormatMismatch, Unreadable) as error:
-            damage.append(str(error).partition("; run verify()")[0])
-        return damage
+            found.append(str(error).partition("; run verify()")[0])
+        return found
 
     def close(self) -> None:
         """Let go of every file."""

@@ -10,17 +10,18 @@
 ``verify``     read everything, and name what is damaged and who needs it
 =============  ==========================================================================
 
-A `SpilledSequence` is a list of page keys. Reference counts are not stored: a page is
-referenced as often as sequences name it. Pages of a spill that was cut short belong to no sequence;
+A spilled sequence is a *snapshot*: a list of page keys. Reference counts are not stored: a page is
+referenced as often as snapshots name it. Pages of a spill that was cut short belong to no snapshot;
 they are served like any other (each is whole) until ``gc`` takes them.
 
 Durability, the same in both stores: a batch is acknowledged (``progress`` is called, or ``spill``
 returns) after one fsync that makes all of it durable, and becomes visible only then. A batch is
 recovered whole or not at all.
 
-One process opens a store at a time. Calls of its threads take turns, but for the reading itself: a
-restore that has found its pages goes on beside others. ``gc`` and ``verify`` let others in between their
-steps.
+One process opens a store at a time, and a fork of it is another process. Calls of its threads take turns,
+but for the reading itself: a restore that has found its pages goes on beside others. ``gc`` and ``verify``
+let others in between their steps. There is one lock to wait for, so no two can be taken in two orders: a
+``gc`` that finds another under way leaves the work to it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kvtrial.cold import disk, folder, keys
+from kvtrial.cold import disk, folder, forks, keys
 from kvtrial.cold.ahead import ahead
-from kvtrial.cold.errors import ColdError, StoreClosed, StorePoisoned
+from kvtrial.cold.errors import ColdError, CorruptIndex, StoreClosed, StorePoisoned
 from kvtrial.cold.index import Index, SpilledSequence
 from kvtrial.cold.keys import Identity, PageKey
 from kvtrial.cold.page import Page, PageMeta, content_address, valid_rows
@@ -85,12 +86,14 @@ class ColdStore(ABC):
         self._closed = False
         #: Pages of the spill that is under way: its progress may call `delete` and `gc`.
         self._in_use: set[bytes] = set()
+        self._process = os.getpid()
         self._lock_fd = folder.claim(path, self.kind)
         try:
             self._open()
         except BaseException:
             os.close(self._lock_fd)
             raise
+        forks.hold(self)
 
     @property
     def identity(self) -> Identity:
@@ -110,7 +113,7 @@ class ColdStore(ABC):
         """Open files and recover; must release what it took when it raises."""
 
     @abstractmethod
-    def _write(self, pages: Sequence[Page], spilled: SpilledSequence | None) -> None:
+    def _write(self, pages: Sequence[Page], snapshot: SpilledSequence | None) -> None:
         """Make one batch durable (one fsync), then visible."""
 
     @abstractmethod
@@ -118,8 +121,8 @@ class ColdStore(ABC):
         """Take hold of the pages, so that they can be read later, whatever is deleted until then."""
 
     @abstractmethod
-    def _drop(self, spilled: SpilledSequence | None, page_keys: Sequence[bytes]) -> None:
-        """Forget a sequence and pages, durably."""
+    def _drop(self, snapshot: SpilledSequence | None, page_keys: Sequence[bytes]) -> None:
+        """Forget a snapshot and pages, durably."""
 
     @abstractmethod
     def _reclaim(self, progress: Progress) -> None:
@@ -167,10 +170,10 @@ class ColdStore(ABC):
             present = {page.key: meta for page, meta in stored(self._index, chain)}
             missing = [i for i, page in enumerate(chain) if page.key not in present]
             refuse_other_holes(chain, present, valid)
-            spilled = SpilledSequence(
+            snapshot = SpilledSequence(
                 valid.shape[1], time.time(), tuple(page.key for page in chain)
             )
-            known = self._index.get("snapshots", spilled.key) is not None
+            known = self._index.get("snapshots", snapshot.key) is not None
             batches = [
                 missing[start : start + batch_pages]
                 for start in range(0, max(len(missing), not known), batch_pages)
@@ -180,10 +183,10 @@ class ColdStore(ABC):
             def take_all(batch: list[int]) -> list[Page]:
                 return [take(session, i, chain[i], valid) for i in batch]
 
-            with self._using_pages(spilled.page_keys), ahead(take_all, batches) as taken:
+            with self._using_pages(snapshot.page_keys), ahead(take_all, batches) as taken:
                 for n, pages in enumerate(taken, start=1):
                     last = n == len(batches)
-                    self._poisoning(self._write, pages, spilled if last else None)
+                    self._poisoning(self._write, pages, snapshot if last else None)
                     payload_bytes += sum(page.meta.payload_nbytes for page in pages)
                     progress(min(n * batch_pages, len(missing)), len(missing))
         return SpillReport(
@@ -225,7 +228,7 @@ class ColdStore(ABC):
                 return 0
             starts = range(0, len(pages), RESTORE_PAGES)
             readers = [self._reader(pages[at : at + RESTORE_PAGES]) for at in starts]
-        looked_up = time.perf_counter_ns()
+        found = time.perf_counter_ns()
         valid = valid_rows([meta for _, meta in pages])
         views = session.begin_restore(valid)
         try:
@@ -240,8 +243,8 @@ class ColdStore(ABC):
             session.cancel_restore()
             raise
         session.finish_restore()
-        rest = time.perf_counter_ns() - looked_up - (read_ns + check_ns) // threads
-        self.times = RestoreTimes(looked_up - begun, read_ns, check_ns, max(rest, 0))
+        rest = time.perf_counter_ns() - found - (read_ns + check_ns) // threads
+        self.times = RestoreTimes(found - begun, read_ns, check_ns, max(rest, 0))
         return int(valid.shape[1])
 
     def contains(self, token_ids: Any) -> int:
@@ -253,8 +256,8 @@ class ColdStore(ABC):
     def catalogue(self) -> list[Entry]:
         """The spilled sequences of all identities, newest first."""
         with self._using():
-            sequences = sorted(self._sequences(), key=lambda s: -s.created)
-            return [Entry(s.key.hex(), s.rows, len(s.page_keys), s.created) for s in sequences]
+            snapshots = sorted(self._snapshots(), key=lambda s: -s.created)
+            return [Entry(s.key.hex(), s.rows, len(s.page_keys), s.created) for s in snapshots]
 
     def delete(self, sequence: Any) -> bool:
         """Forget a spilled sequence; False where there is none.
@@ -275,10 +278,10 @@ class ColdStore(ABC):
             data = self._index.get("snapshots", key)
             if data is None:
                 return False
-            spilled = SpilledSequence.decode(data)
-            kept = self._needed(but=spilled.key)
-            unshared = [k for k in spilled.page_keys if k not in kept]
-            self._poisoning(self._drop, spilled, unshared)
+            snapshot = SpilledSequence.decode(data)
+            kept = self._needed(but=snapshot.key)
+            unshared = [k for k in snapshot.page_keys if k not in kept]
+            self._poisoning(self._drop, snapshot, unshared)
             return True
 
     def gc(self, progress: Progress | None = None) -> int:
@@ -293,14 +296,20 @@ class ColdStore(ABC):
         -------
         int
             Bytes by which the files shrank; below zero where RocksDB's log had to be written out
-            first, or where others spilled meanwhile.
+            first, or where others spilled meanwhile. 0 at once where another gc is under way, in another
+            thread or around this one's progress.
 
         Raises
         ------
         CorruptSegment
             A page that is still needed is damaged; `verify` names it and who needs it.
         """
-        with self._collecting:
+        with self._using():
+            pass  # closed, poisoned or forked: that is said first
+        # Never waited for: who holds the store's lock here may be waited for by the other gc.
+        if not self._collecting.acquire(blocking=False):
+            return 0
+        try:
             before = self.disk_bytes()
             with self._using():
                 kept = self._needed()
@@ -309,6 +318,8 @@ class ColdStore(ABC):
                     self._poisoning(self._drop, None, orphans)
             self._reclaim(progress or _silent)
             return before - self.disk_bytes()
+        finally:
+            self._collecting.release()
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
         """Read every page and compare it with its content address, and look at all that stands between
@@ -322,24 +333,41 @@ class ColdStore(ABC):
             Called after each page.
         """
         progress = progress or _silent
+        beside: list[str] = []
         with self._using():
-            page_keys = [key for key, _ in self._index.items("prefix")]
+            page_keys = [key for key, _ in self._readable("prefix", beside)]
         damage: dict[bytes, str] = {}
         for n, key in enumerate(page_keys, start=1):
             if what := self._damage_of(key):
                 damage[key] = what
             progress(n, len(page_keys))
         with self._using():
-            sequences = list(self._sequences())
-            for spilled in sequences:
-                metas = self._index.get_many("prefix", spilled.page_keys)
-                lost = (key for key, data in zip(spilled.page_keys, metas) if data is None)
-                damage |= dict.fromkeys(lost, "the page is missing")
+            snapshots = [
+                SpilledSequence.decode(data) for _, data in self._readable("snapshots", beside)
+            ]
+            for snapshot in snapshots:
+                for key in snapshot.page_keys:
+                    if key not in damage and (what := self._missing(key)):
+                        damage[key] = what
         pages = [
-            Damage(key.hex(), what, tuple(s.key.hex() for s in sequences if key in s.page_keys))
+            Damage(key.hex(), what, tuple(s.key.hex() for s in snapshots if key in s.page_keys))
             for key, what in damage.items()
         ]
-        return pages + [Damage("", what, ()) for what in self._damage_between()]
+        return pages + [Damage("", what, ()) for what in beside + self._damage_between()]
+
+    def _missing(self, key: bytes) -> str:
+        """What keeps a page that a sequence names from being found; empty where it is there."""
+        try:
+            return "the page is missing" if self._index.get("prefix", key) is None else ""
+        except CorruptIndex as error:
+            return str(error)
+
+    def _readable(self, family: str, beside: list[str]) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs of the index up to the first damage, which goes to ``beside``."""
+        try:
+            yield from self._index.items(family)
+        except CorruptIndex as error:
+            beside.append(f"{family}: {error}")
 
     def _damage_between(self) -> list[str]:
         """What is wrong with the files beside the pages; nothing where RocksDB keeps them all."""
@@ -383,7 +411,12 @@ class ColdStore(ABC):
         return self._index.get_us
 
     def close(self) -> None:
-        """Release files and the lock. A second close does nothing."""
+        """Release files and the lock. A second close does nothing, and so does one in a forked child.
+
+        From a spill's own progress it ends the spill: its next batch is `StoreClosed`.
+        """
+        if self._process != os.getpid():
+            return
         with self._mutex:
             if self._closed:
                 return
@@ -394,8 +427,20 @@ class ColdStore(ABC):
                 # A poisoned store has said so already; what it acknowledged is on the disk.
                 if self._poison is None:
                     raise
+            except BaseException:
+                # Interrupted: the lock must not be free while RocksDB still has its own.
+                with suppress(ColdError):
+                    self._close()
+                raise
             finally:
                 os.close(self._lock_fd)
+
+    def let_go(self) -> None:
+        """In a forked child: leave everything to the parent."""
+        self._mutex = threading.RLock()  # a thread that isn't here may hold it
+        if not self._closed:
+            os.close(self._lock_fd)
+            self._index.let_go()
 
     def __enter__(self) -> ColdStore:
         return self
@@ -407,18 +452,26 @@ class ColdStore(ABC):
 
     @contextmanager
     def _using(self) -> Iterator[None]:
+        forks.refuse_fork(self._process, self.path)
         with self._mutex:
-            if self._closed:
-                raise StoreClosed(f"{self.path} is closed; open it again with open_cold")
-            if self._poison is not None:
-                raise StorePoisoned(
-                    f"{self.path}: {self._poison}; close and reopen it: what was acknowledged is "
-                    "there"
-                )
+            self._refuse_unusable()
             yield
 
+    def _refuse_unusable(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.path} is closed; open it again with open_cold")
+        if self._poison is not None:
+            raise StorePoisoned(
+                f"{self.path}: {self._poison}; close and reopen it: what was acknowledged is there"
+            )
+
     def _poisoning(self, write: Callable[..., None], *args: Any) -> None:
-        """Run something that writes; whatever leaves the disk's state unknown poisons the store."""
+        """Run something that writes; whatever leaves the disk's state unknown poisons the store.
+
+        Whether it may is asked each time: since the verb began, its own progress may have closed the store,
+        or poisoned it.
+        """
+        self._refuse_unusable()
         try:
             write(*args)
         except BaseException as error:
@@ -444,10 +497,10 @@ class ColdStore(ABC):
 
     def _needed(self, but: bytes | None = None) -> set[bytes]:
         """Pages of every sequence but one, and of the spill that is under way."""
-        needed = {k for s in self._sequences() if s.key != but for k in s.page_keys}
+        needed = {k for s in self._snapshots() if s.key != but for k in s.page_keys}
         return needed | self._in_use
 
-    def _sequences(self) -> Iterator[SpilledSequence]:
+    def _snapshots(self) -> Iterator[SpilledSequence]:
         for _, data in self._index.items("snapshots"):
             yield SpilledSequence.decode(data)
 

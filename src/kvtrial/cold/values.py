@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kvtrial.cold import disk
 from kvtrial.cold.errors import ColdError, CorruptIndex
 from kvtrial.cold.index import FAMILIES, Batch, Index, SpilledSequence
 from kvtrial.cold.page import Page, split
@@ -19,8 +18,6 @@ class ValueStore(ColdStore):
     kind = "Z1"
 
     def _open(self) -> None:
-        # RocksDB syncs its folder and not the name of it; without the name all would be lost.
-        disk.make_dir(self.path / "index")
         self._index = Index(self.path / "index", blobs=True)
 
     def _write(self, pages: Sequence[Page], spilled: SpilledSequence | None) -> None:

@@ -136,6 +136,53 @@ def unfinished_is_invisible(trial: Trial) -> None:
             target.begin_restore(valid)
 
 
+def valid_rows_alone(trial: Trial) -> None:
+    """D11: a page's bytes follow from its valid rows: nothing of who had it before, nor of rows that were
+    dropped, made holes, or belong to a branch, is in them."""
+    page = trial.page_tokens
+    n = page + 3
+
+    def filled(store: Any, holes: bool = False) -> KVSession:
+        session = store.open_session(position_holes_allowed=holes)
+        fill(session, range(n))
+        return session
+
+    with trial.store() as store, trial.store() as fresh:
+        want = spilled(filled(fresh))[1]
+        other = store.open_session()
+        fill(other, range(3 * page), tag=9)
+        other.close()
+        session = filled(store)
+        require(spilled(session)[1] == want, "a page shows what it held before it was taken")
+        last = want[0][1]
+        require(
+            last is not None and last.count(0) >= len(last) * (page - 3) // page,
+            "rows that were never appended are not zeros in a page's bytes",
+        )
+        if trial.has(Capability.ROLLBACK):
+            fill(session, range(n, n + 4))
+            session.rollback_tail(4)
+            require(spilled(session)[1] == want, "a page shows rows that were rolled back")
+        if trial.has(Capability.BRANCH):
+            branch = session.begin_branch()
+            fill(session, range(n, n + 2))
+            fill(branch, range(n, n + 5))
+            branch.rollback_tail(5)
+            require(spilled(branch)[1] == want, "a branch's page shows rows of its parent")
+            branch.close()
+    if not trial.has(Capability.HOLES):
+        return
+    with trial.store() as store, trial.store() as fresh:
+        session, left_out = filled(store, holes=True), fresh.open_session(True)
+        for layer in range(2):
+            session.invalidate(layer, at(1, 3))
+            kept = [i for i in range(n) if i not in (1, 2)]
+            left_out.append(layer, np.array(kept), *rows(fresh, layer, kept))
+        require(
+            spilled(session)[1] == spilled(left_out)[1], "a page shows rows that were made holes"
+        )
+
+
 @needs(Capability.RESERVE_SLOT)
 def reserved_rows_are_not_spilled(trial: Trial) -> None:
     """A19: what is reserved and not committed has no bit in a spill, nor a page of its own."""

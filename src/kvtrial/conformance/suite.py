@@ -186,6 +186,7 @@ TESTS = (
     _test(
         "KvSpillRestoresBitwise",
         spill.same_bits,
+        spill.valid_rows_alone,
         spill.holes_and_odd_bits,
         spill.unfinished_is_invisible,
         spill.reserved_rows_are_not_spilled,

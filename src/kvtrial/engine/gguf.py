@@ -18,8 +18,10 @@ the file's size. Decided where the specification leaves room:
 from __future__ import annotations
 
 import enum
+import hashlib
 import math
 import mmap
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -101,6 +103,9 @@ class GgufFile:
     metadata: dict[str, Any] = field(repr=False)
     tensors: dict[str, GgufTensor] = field(repr=False)
     size: int
+    #: The map that the tensors lie in, and the file as it was mapped.
+    mapped: mmap.mmap | None = field(default=None, repr=False)
+    found: os.stat_result | None = field(default=None, repr=False)
 
     @property
     def architecture(self) -> str:
@@ -124,14 +129,48 @@ class GgufFile:
 
     def check_unchanged_size(self) -> None:
         """Raise `GgufTruncated` if the file was cut since: touching its map would be SIGBUS."""
-        try:
-            now = self.path.stat().st_size
-        except FileNotFoundError:
-            return  # a file that was removed stays whole for whoever has it mapped
-        if now < self.size:
+        now = self._now()
+        if now is not None and now.st_size < self.size:
             raise GgufTruncated(
-                f"{self.path}: {now} bytes, was {self.size} when it was opened; fetch it again"
+                f"{self.path}: {now.st_size} bytes, was {self.size} when it was opened; fetch it again"
             )
+
+    def _now(self) -> os.stat_result | None:
+        """The mapped file as it is; None where another one lies at the path by now, or none: then what is
+        mapped stays whole."""
+        try:
+            now = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return now if self.found is None or os.path.samestat(now, self.found) else None
+
+    def sha256(self) -> str:
+        """sha256 of the bytes that the weights come from, whatever lies at the path by now.
+
+        Raises
+        ------
+        GgufTruncated, GgufInvalid
+            The file was written to since it was mapped: no hash says what the weights are.
+        """
+        if self.mapped is None or self.found is None:
+            raise GgufInvalid(f"{self.path}: was not read from a file; use read_gguf")
+        digest = hashlib.sha256()
+        for at in range(0, self.size, _HASHED_AT_ONCE):
+            self.check_unchanged_size()
+            digest.update(memoryview(self.mapped)[at : at + _HASHED_AT_ONCE])
+        now = self._now()
+        if now is not None and any(
+            getattr(now, name) != getattr(self.found, name)
+            for name in ("st_size", "st_mtime_ns", "st_ctime_ns")
+        ):
+            raise GgufInvalid(
+                f"{self.path}: was written to since it was read, so its weights may be of two models; load "
+                "it again, and put a new version in place by renaming it"
+            )
+        return digest.hexdigest()
+
+
+_HASHED_AT_ONCE = 64 << 20
 
 
 class _Scalar(NamedTuple):
@@ -242,7 +281,8 @@ def read_gguf(path: str | Path) -> GgufFile:
     """
     path = Path(path)
     with path.open("rb") as file:
-        if path.stat().st_size == 0:
+        found = os.fstat(file.fileno())
+        if found.st_size == 0:
             raise GgufTruncated(f"{path}: the file is empty; fetch it again")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     cursor = _Cursor(path, mapped)
@@ -267,7 +307,7 @@ def read_gguf(path: str | Path) -> GgufFile:
     tensors = _map_tensors(path, mapped, start, records)
     for tensor in tensors.values():
         check_finite(tensor, path)
-    return GgufFile(path, version, alignment, metadata, tensors, len(mapped))
+    return GgufFile(path, version, alignment, metadata, tensors, len(mapped), mapped, found)
 
 
 def check_finite(tensor: GgufTensor, path: Path | str = "") -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import re
 import time
 import warnings
@@ -121,9 +120,8 @@ class Model:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """sha256 of the file."""
-        with self.file.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        """sha256 of the bytes that the weights come from; see `GgufFile.sha256`."""
+        return self.file.sha256()
 
     def open_store(
         self,

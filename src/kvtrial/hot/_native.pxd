@@ -72,7 +72,10 @@ cdef extern from "kvtrial_native.h":
     int kvn_rollback_tail(kvn_store *, kvn_handle, int64_t, kvn_fault *) nogil
     int kvn_abandon_step(kvn_store *, kvn_handle, kvn_fault *) nogil
     int kvn_page(
-        kvn_store *, kvn_handle, int64_t, int64_t, const float **, kvn_fault *
+        kvn_store *, kvn_handle, int64_t, int64_t, const float **, uint64_t *, kvn_fault *
+    ) nogil
+    int kvn_copy_page(
+        kvn_store *, kvn_handle, int64_t, int64_t, float *, kvn_fault *
     ) nogil
     int kvn_begin_restore(kvn_store *, kvn_handle, const uint8_t *, int64_t, kvn_fault *) nogil
     int kvn_restore_page(

@@ -56,7 +56,7 @@ from kvtrial.hot._rows cimport (
     read_pair,
     write_pair,
 )
-from kvtrial.hot._tables cimport SESSIONS
+from kvtrial.hot._tables cimport SESSIONS, low_bits
 
 cnp.import_array()
 
@@ -483,9 +483,16 @@ cdef class PagedSession:
         if not 0 <= i < n:
             raise OutOfRange(f"page index is {i}; allowed: 0 to {n - 1}")
         # A page that a reservation alone holds has nothing to show.
-        if not pool.words(self.slot, lay)[i]:
+        cdef uint64_t valid = pool.words(self.slot, lay)[i]
+        if not valid:
             return None
-        return self._page_view(pool.ids(self.slot, lay)[i], False)
+        if valid == low_bits(pool.tokens):
+            return self._page_view(pool.ids(self.slot, lay)[i], False)
+        copy = np.empty(self.store.page_nbytes, np.uint8)
+        pool.copy_valid(
+            pool.ids(self.slot, lay)[i], valid, <unsigned char *>cnp.PyArray_DATA(copy)
+        )
+        return memoryview(copy).toreadonly()
 
     def begin_restore(self, valid):
         """Take pages for the rows marked in valid (L, rows); writable views of each, by layer."""

@@ -25,14 +25,7 @@ from kvtrial.contract import (
 )
 
 from kvtrial.hot._memory cimport Memory
-from kvtrial.hot._tables cimport COMMITTED, IDLE, OPEN, SESSIONS, LayerTable, PageTables
-
-
-cdef inline uint64_t low_bits(int64_t n) noexcept:
-    """The n lowest bits; n is clamped to [0, 64]."""
-    if n <= 0:
-        return 0
-    return ~<uint64_t>0 if n >= 64 else ((<uint64_t>1) << n) - 1
+from kvtrial.hot._tables cimport COMMITTED, IDLE, OPEN, SESSIONS, LayerTable, PageTables, low_bits
 
 
 cdef class PagePool(PageTables):

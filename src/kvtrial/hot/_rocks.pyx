@@ -48,7 +48,7 @@ from kvtrial.hot._door cimport (
 from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._memory cimport Memory
-from kvtrial.hot._rows cimport FP32, Layout, page_layout, poison_pair, read_pair, write_pair
+from kvtrial.hot._rows cimport FP32, Layout, fill_pair, page_layout, read_pair, write_pair
 
 cnp.import_array()
 
@@ -186,7 +186,7 @@ cdef class RocksStore(GaplessStore):
             for slot in range(max(end, first * self.tokens), last * self.tokens):
                 at = self.page_of(slot)
                 for head in range(self.heads):
-                    poison_pair(&self.layout, at + head * self.value_bytes, slot % self.tokens)
+                    fill_pair(&self.layout, at + head * self.value_bytes, slot % self.tokens, 0xFF)
         return 0
 
     cdef int put(self, uint32_t session, int64_t lay, int64_t first, int64_t last) except -1:

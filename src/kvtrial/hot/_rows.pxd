@@ -212,15 +212,15 @@ cdef inline void read_pair(
     read_row(layout.form, v, tiles + layout.tile_bytes + row * layout.row_bytes, layout.dim)
 
 
-cdef inline void poison_pair(
-    const Layout *layout, unsigned char *tiles, int64_t row
+cdef inline void fill_pair(
+    const Layout *layout, unsigned char *tiles, int64_t row, int byte
 ) noexcept nogil:
-    """NaN, in every format, into the head's K and V row and their padding."""
+    """One byte into all of the head's K and V row and their padding; 0xFF is NaN in every format."""
     cdef unsigned char *key = tiles + key_offset(layout, row)
     cdef int64_t i
     if layout.transposed:
         for i in range(layout.row_bytes // element_nbytes(layout.form)):
-            memset(key + i * key_step(layout), 0xFF, element_nbytes(layout.form))
+            memset(key + i * key_step(layout), byte, element_nbytes(layout.form))
     else:
-        memset(key, 0xFF, layout.row_bytes)
-    memset(tiles + layout.tile_bytes + row * layout.row_bytes, 0xFF, layout.row_bytes)
+        memset(key, byte, layout.row_bytes)
+    memset(tiles + layout.tile_bytes + row * layout.row_bytes, byte, layout.row_bytes)

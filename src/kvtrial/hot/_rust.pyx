@@ -479,8 +479,14 @@ cdef class RustSession:
         cdef kvn_store *native = self.store.native()
         cdef int64_t lay = integer(layer, "layer"), i = integer(index, "index")
         cdef const float *page
-        check(kvn_page(native, self.handle, lay, i, &page, self.fault), self.fault)
-        return self._page_view(<void *>page, False)
+        cdef uint64_t valid
+        check(kvn_page(native, self.handle, lay, i, &page, &valid, self.fault), self.fault)
+        if page is NULL or not ~valid << (64 - self.store.page_tokens):
+            return self._page_view(<void *>page, False)
+        copy = np.empty(self.store.page_nbytes, np.uint8)
+        cdef float *into = <float *>cnp.PyArray_DATA(copy)
+        check(kvn_copy_page(native, self.handle, lay, i, into, self.fault), self.fault)
+        return memoryview(copy).toreadonly()
 
     def begin_restore(self, valid):
         """Take pages for the rows marked in valid (L, rows); writable views of each, by layer."""

@@ -6,10 +6,10 @@ who owns a table, and what may be done to it when.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from kvtrial.hot._memory cimport Memory
-from kvtrial.hot._rows cimport Layout, poison_pair
+from kvtrial.hot._rows cimport Layout, fill_pair
 from kvtrial.hot._simd cimport kv_highest_bit
 
 
@@ -74,11 +74,23 @@ cdef class PageTables:
 
     cdef void poison_rows(self, int32_t page_id, int64_t start, int64_t stop) noexcept:
         """NaN, in every format, into rows without content, where the pool was opened so."""
-        cdef int64_t head, row, head_bytes = 2 * self.layout.tile_bytes
+        cdef int64_t row
         if self.poison:
-            for head in range(self.page_bytes // head_bytes):
-                for row in range(start, stop):
-                    poison_pair(&self.layout, self.page(page_id) + head * head_bytes, row)
+            for row in range(start, stop):
+                self._fill(self.page(page_id), row, 0xFF)
+
+    cdef void _fill(self, unsigned char *page, int64_t row, int byte) noexcept:
+        cdef int64_t head, head_bytes = 2 * self.layout.tile_bytes
+        for head in range(self.page_bytes // head_bytes):
+            fill_pair(&self.layout, page + head * head_bytes, row, byte)
+
+    cdef void copy_valid(self, int32_t page_id, uint64_t valid, unsigned char *into) noexcept:
+        """A copy of a page, with zeros for rows whose bit is 0: what lies there may be another's."""
+        cdef int64_t row
+        memcpy(into, self.page(page_id), self.page_bytes)
+        for row in range(self.tokens):
+            if not valid >> row & 1:
+                self._fill(into, row, 0)
 
     cdef int32_t take(self) noexcept:
         """A free page; the caller has made sure that there is one."""

@@ -201,7 +201,14 @@ static int watched_sync(int fd, long number)
         errno = error;
         return -1;
     }
-    return *memory ? remember(fd, path) : syscall(number, fd);
+    if (!*memory)
+        return syscall(number, fd);
+    /* Two threads that sync one folder would write its names into one file. */
+    static pthread_mutex_t remembering = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&remembering);
+    int status = remember(fd, path);
+    pthread_mutex_unlock(&remembering);
+    return status;
 }
 
 EXPORT ssize_t write(int fd, const void *data, size_t n)

@@ -163,10 +163,16 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
 
 
 def sha256(path: Path) -> str:
-    """sha256 of a file, from the note beside it where size and time still fit."""
+    """sha256 of a file, from the note beside it where it still is the file that was hashed: a time of
+    writing can be set, the system's own can't."""
     stat = path.stat()
     note = path.with_name(path.name + ".sha256")
-    identity = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    identity = {
+        "size": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "ctime_ns": stat.st_ctime_ns,
+        "inode": stat.st_ino,
+    }
     try:
         noted = json.loads(note.read_text(encoding="utf-8"))
         if {key: noted[key] for key in identity} == identity:

@@ -124,6 +124,28 @@ def write_some(kind: str, folder: Path, say: Say) -> None:
         spill_aloud(cold, store, 3, say)
 
 
+def write_again(kind: str, folder: Path, say: Say) -> None:
+    """A store that is emptied and collected, filled again when it is reopened, and collected once more."""
+    store = PatternStore()
+    with open_cold(kind, folder, store.identity()) as cold:
+        for n in range(2):
+            spill_aloud(cold, store, n, say)
+        for n in range(2):
+            delete_aloud(cold, n, say)
+        cold.gc()
+    with open_cold(kind, folder, store.identity()) as cold:
+        for n in range(2, 6):  # more than there was before
+            spill_aloud(cold, store, n, say)
+    with open_cold(kind, folder, store.identity()) as cold:
+        delete_aloud(cold, 2, say)
+        cold.gc()
+        spill_aloud(cold, store, 6, say)
+
+
+#: What a writer does that a power cut ends.
+LIVES: tuple[Callable[[str, Path, Say], None], ...] = (write_some, write_again)
+
+
 def write_and_die(kind: str, folder: Path, say: Say) -> None:
     """The same, killed after its last acknowledgement: RocksDB's log is as it was written."""
 

@@ -30,11 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtrial.cold import ColdStore, open_cold
+from kvtrial.cold import ColdStore, open_cold, segments
 from kvtrial.cold.errors import ColdError, StoreLocked, StorePoisoned
 from kvtrial.measure.child import Row, Spec, main
 from kvtrial.measure.cold import faults
 from kvtrial.measure.cold.aftermath import (
+    LIVES,
     Crash,
     Promise,
     Said,
@@ -52,6 +53,8 @@ from kvtrial.measure.cold.pattern import PatternStore
 
 #: A writer is killed within this many seconds.
 KILL_WITHIN_S = 0.2
+#: A segment is sealed after a batch or two.
+SMALL_SEGMENT_BYTES = 3000
 
 
 @dataclass
@@ -63,6 +66,11 @@ class Round:
     draw: random.Random
     #: Goes on where the last round on this folder ended.
     first: int = 0
+
+    def __post_init__(self) -> None:
+        self.life = self.draw.choice(LIVES)
+        #: Small ones too, so that a short life has many.
+        self.segment_bytes = self.draw.choice((segments.SEGMENT_BYTES, SMALL_SEGMENT_BYTES))
 
     @property
     def store(self) -> Path:
@@ -96,8 +104,9 @@ def _calls(at: Round) -> int:
     """Writes and syncs of a whole short life; nothing is left of it."""
 
     def count(say: Say) -> None:
+        segments.SEGMENT_BYTES = at.segment_bytes
         faults.watch(at.folder, at.memory)
-        write_some(at.kind, at.store, lambda *_: None)
+        at.life(at.kind, at.store, lambda *_: None)
         say(faults.calls(faults.WRITE) + faults.calls(faults.SYNC))
 
     ((calls,),) = forked(count)
@@ -109,9 +118,10 @@ def _calls(at: Round) -> int:
 
 def _write_until(at: Round, call: int, say: Say) -> None:
     """A short life that ends by force at so many writes and syncs."""
+    segments.SEGMENT_BYTES = at.segment_bytes
     faults.watch(at.folder, at.memory)
     faults.fail(faults.ANY, faults.DIE, call, at.draw.randrange(2000))
-    write_some(at.kind, at.store, say)
+    at.life(at.kind, at.store, say)
 
 
 def _after_power_cut(at: Round, said: Said, torn: bool = False) -> Crash:
@@ -151,6 +161,35 @@ def killed_then_power_cut(at: Round) -> Crash:
 
     said = forked(lambda say: _write_until(at, call, say))
     return _after_power_cut(at, said + forked(go_on))
+
+
+def power_cut_in_repair(at: Round) -> Crash:
+    """What a power cut left is opened and gone on with, and the power is cut again on the way."""
+    calls = _calls(at)
+    first, second = at.draw.randrange(calls), at.draw.randrange(calls)
+    said = forked(lambda say: _write_until(at, first, say))
+    left = Round(at.kind, at.folder.with_name(f"{at.folder.name}-repaired"), at.draw)
+    faults.power_cut(at.folder, at.memory, left.folder, at.draw)
+
+    def repair(say: Say) -> None:
+        segments.SEGMENT_BYTES = left.segment_bytes
+        faults.watch(left.folder, left.memory)
+        faults.settle(left.folder)
+        faults.fail(faults.ANY, faults.DIE, second, at.draw.randrange(2000))
+        store = PatternStore()
+        for n in (9, 10):
+            with open_cold(at.kind, left.store, store.identity()) as cold:
+                spill_aloud(cold, store, n, say)
+                cold.gc()
+
+    # gc takes the pages of a spill that was cut short, so only whole sequences are promised.
+    whole = {words[1] for words in said if words[0] == "stored"}
+    said = [words for words in said if words[0] != "batch" or words[1] in whole]
+    try:
+        return _after_power_cut(left, said + forked(repair), torn=True)
+    finally:
+        shutil.rmtree(left.folder)
+        shutil.rmtree(left.memory)
 
 
 def failed_read(at: Round) -> Crash:
@@ -348,6 +387,7 @@ FAULTS: dict[str, tuple[Callable[[Round], Crash], bool]] = {
     "power cut": (power_cut, True),
     "torn write": (torn_write, True),
     "killed, then power cut": (killed_then_power_cut, True),
+    "power cut in the repair": (power_cut_in_repair, True),
     "full disk": (full_disk, True),
     "failed write": (failed_write, True),
     "failed sync": (failed_sync, True),

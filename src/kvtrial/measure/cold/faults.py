@@ -55,6 +55,14 @@ def watch(folder: Path, memory: Path | None = None) -> None:
     _native().kvtrial_disk_watch(resolved, os.fsencode(memory.resolve()) if memory else b"")
 
 
+def settle(folder: Path) -> None:
+    """Make all that lies in a watched folder durable: it is what the machine found when it came up."""
+    for path in (folder, *folder.rglob("*")):
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+
+
 def fail(kind: int, error: int, after: int = 0, keep: int = 0) -> None:
     """Let calls fail with ``error`` (an errno, `DIE` or `SHORT`), those of ``kind`` after the next
     ``after`` ones; a write takes ``keep`` bytes first. With 0 for ``error`` the disk is well again.
