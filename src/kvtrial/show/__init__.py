@@ -1,8 +1,9 @@
 """What people look at: made from a verdict and its events, deciding nothing.
 
-Read `summary` first: its tables and numbers are what all the others show.
+Read `answers` first: the three answers and the table of arms, which all the others show in the same order.
 
 =============  =====================================================================================
+`answers`      what to run, which language, which cold store; one row an arm
 `summary`      a verdict as Markdown, tables and named numbers
 `terminal`     the verdict at a terminal
 `report`       one HTML page, with `templates`
