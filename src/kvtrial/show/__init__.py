@@ -1,9 +1,9 @@
 """What people look at: made from a verdict and its events, deciding nothing.
 
-Read `answers` first: all the others show what it says.
+Read `answers` first: the three answers and the table of arms, which all the others show in the same order.
 
 =============  =====================================================================================
-`answers`      the three answers and the table of arms
+`answers`      what to run, which language, which cold store; one row an arm
 `summary`      a verdict as Markdown, tables and named numbers
 `terminal`     the verdict at a terminal
 `report`       one HTML page, with `templates`
