@@ -111,7 +111,7 @@ def addresses(cold):
     return [PageMeta.decode(meta).address for _, meta in cold._index.items("prefix")]
 
 
-def test_a_page_on_disk_holds_its_own_rows_and_nothing_else(kind, name, tmp_path):
+def test_a_page_on_disk_holds_its_own_rows_and_nothing_else(name, tmp_path):
     """Whoever held the page before, or rows that were dropped, must not reach the disk with it."""
     used, fresh = opened(name), opened(name)
     secret = used.open_session()
@@ -121,20 +121,20 @@ def test_a_page_on_disk_holds_its_own_rows_and_nothing_else(kind, name, tmp_path
     pattern = bytes(secret.page_bytes(0, 0))[:16]
     secret.close()
     for where, store in (("used", used), ("fresh", fresh)):
-        with cold_for(kind, tmp_path / where, store) as cold:
+        with cold_for("Z2", tmp_path / where, store) as cold:
             cold.spill(short(store), np.arange(3))
             cold.spill(short(store, 8, drop=1), np.arange(7))
     on_disk = [path.read_bytes() for path in (tmp_path / "used").rglob("*") if path.is_file()]
     assert sum(data.count(pattern) for data in on_disk) == 0
     with (
-        cold_for(kind, tmp_path / "used", used) as one,
-        cold_for(kind, tmp_path / "fresh", fresh) as other,
+        cold_for("Z2", tmp_path / "used", used) as one,
+        cold_for("Z2", tmp_path / "fresh", fresh) as other,
     ):
         # The content address follows from the rows, so equal sequences have equal ones.
         assert addresses(one) == addresses(other) and len(set(addresses(one))) == 2
 
 
-def test_rows_that_were_made_holes_do_not_reach_the_disk(kind, name, tmp_path):
+def test_rows_that_were_made_holes_do_not_reach_the_disk(name, tmp_path):
     store, kept = opened(name), np.delete(np.arange(P), 5)
     session, never = (store.open_session(position_holes_allowed=True) for _ in range(2))
     for layer in range(2):
@@ -143,7 +143,7 @@ def test_rows_that_were_made_holes_do_not_reach_the_disk(kind, name, tmp_path):
         never.append(layer, kept, rows[kept], rows[kept])
     for layer in range(2):
         session.invalidate(layer, np.array([5]))
-    with cold_for(kind, tmp_path / "cold", store) as cold:
+    with cold_for("Z2", tmp_path / "cold", store) as cold:
         cold.spill(session, np.arange(P))
         back = opened(name).open_session(position_holes_allowed=True)
         assert cold.restore(np.arange(P), back) == P
