@@ -80,7 +80,7 @@ impl Store {
         let row = shape.heads * shape.dim;
         for (i, &position) in positions.iter().enumerate() {
             let (index, slot) = shape.place(position - self.base);
-            let id = self.own(s, l, index);
+            let id = self.copy_on_write(s, l, index);
             // SAFETY: the caller's promise, row i of n.
             unsafe { self.pool.write(id, slot, k.add(i * row), v.add(i * row)) };
             let bits = self.bits(s, l)[index] | 1 << slot;
@@ -149,7 +149,7 @@ impl Store {
 
         self.cancel_all(s);
         self.cancel(s, l);
-        let id = self.own(s, l, index);
+        let id = self.copy_on_write(s, l, index);
         self.pool.poison_rows(id, slot..slot + positions.len());
         self.layer_mut(s, l).slot = Slot::Open { start, n };
         self.sessions[s].open_slots += 1;

@@ -280,12 +280,12 @@ impl Store {
         }
     }
 
-    /// Makes the page of an entry this session's own, so that it may be written.
+    /// The page of an entry, to be written: this session's alone, copied if it was shared, new if there was none.
     ///
-    /// The first write to a shared page copies it. The page that a branch's fork lies in always
+    /// The page that a branch's fork lies in always
     /// carries the parent's rows, even when the branch had given it back: `commit_prefix` then moves
     /// a page and never a row.
-    pub fn own(&mut self, s: usize, l: usize, index: usize) -> i32 {
+    pub fn copy_on_write(&mut self, s: usize, l: usize, index: usize) -> i32 {
         self.extend_to(s, l, index);
         let (id, bits) = self.entry(s, l, index);
         if id != NO_PAGE && !self.pool.is_shared(id) {

@@ -91,8 +91,8 @@ HOT = [
         "page index: a row at a page's end is put into the next page",
         _CYTHON_POOL,
         _PAGED,
-        "pool.own(self.slot, lay, slot // store.tokens)",
-        "pool.own(self.slot, lay, (slot + 1) // store.tokens)",
+        "pool.copy_on_write(self.slot, lay, slot // store.tokens)",
+        "pool.copy_on_write(self.slot, lay, (slot + 1) // store.tokens)",
         "KvAppendMatchesSingles",
     ),
     _hot(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,24 @@ def test_there_is_no_circle(edges):
 
 def test_kernels_are_looked_at_too(edges):
     assert "hot._memory" in edges["hot._pages"]
+
+
+#: Rooms of more modules than a head can name: a stage is named by its rule, a check by what it checks, and the
+#: head of measure explains what the metrics mean.
+WITHOUT_A_MAP = {"conformance", "measure", "stages", "stages.after", "show.plots", "tracking"}
+
+
+def test_a_packages_head_is_its_map():
+    for head in rooms.PACKAGE.rglob("__init__.py"):
+        package = ".".join(head.parent.relative_to(rooms.PACKAGE).parts)
+        if not package or package in WITHOUT_A_MAP:
+            continue
+        named = head.read_text(encoding="utf-8")
+        for path in head.parent.glob("*.p*"):
+            if not path.stem.endswith(("__", "_avx512", "_clang")):  # built from another's text
+                assert re.search(rf"[`.]{path.stem}\b", named), (
+                    f"{package} does not name {path.name}"
+                )
 
 
 def test_every_room_is_drawn_as_it_is_now(edges):

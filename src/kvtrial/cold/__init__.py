@@ -11,8 +11,10 @@ values, Z2 in append-only segment files. Read `store` first.
 `prefix`, `sessions`   which pages of a prefix are stored; taking them from a session and giving them back
 `records`, `segments`  Z2's files: their form, writing and reading (``_reader.pyx``)
 `recovery`             Z2 opened after a crash
-`folder`, `disk`       what lies in a folder; writes and syncs, counted
+`folder`, `disk`       what lies in a folder; reads, writes and syncs, the last counted
 `forks`                what a fork makes of open stores
+`ahead`                the next piece of work is done while the last one is used
+`reports`, `errors`    what the verbs tell, and what they raise
 `upkeep`               ``kvtrial cold``: listed, checked, deleted from, collected
 =====================  =============================================================================
 

@@ -5,11 +5,13 @@ In reading order:
 ==================  ================================================================================
 `gguf`, `config`    the file, its metadata as a `ModelConfig`; typed errors before memory is taken
 `tokenizer`         the file's byte-level BPE, through the library ``tokenizers``
-`weights`           matrices packed into panels of eight rows; ``_weights.pyx`` multiplies by them
+`weights`           matrices packed into panels of eight rows; ``_weights`` multiplies by them
 `transformer`       `Model` and `Decoder`: what everything else calls
-`scheduler`         a step as named regions; attention is the one that a store provides
-`prefill`           many positions at once
+`scheduler`         a step as named regions; attention is the one that a store provides; ``_regions``
+                    has the others
+`prefill`           many positions at once; ``_panels`` multiplies by them on integers
 `synthetic`         files with seeded random weights
+`errors`            what is wrong with a file, a name or a text
 ==================  ================================================================================
 
 Another model family: `config.ModelConfig.from_gguf` names its architecture and reads its keys,

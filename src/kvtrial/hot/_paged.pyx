@@ -277,7 +277,7 @@ cdef class PagedSession:
         pool.prepare_append(self.slot, lay, at, n)
         for i in range(n):
             slot = at[i] - store.base
-            page = pool.page(pool.own(self.slot, lay, slot // store.tokens))
+            page = pool.page(pool.copy_on_write(self.slot, lay, slot // store.tokens))
             for h in range(store.heads):
                 write_pair(
                     &store.layout, page, slot % store.tokens,

@@ -20,7 +20,7 @@ cdef class PagePool(PageTables):
     cdef Memory _owner_memory
     cdef Owner *owners
 
-    cdef int32_t own(self, int64_t s, int64_t l, int64_t index) noexcept
+    cdef int32_t copy_on_write(self, int64_t s, int64_t l, int64_t index) noexcept
     cdef bint _reserved_only(self, int64_t s, int64_t l) noexcept
     cdef void cancel(self, int64_t s, int64_t l) noexcept
     cdef void cancel_all(self, int64_t s) noexcept

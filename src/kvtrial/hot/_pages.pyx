@@ -35,8 +35,8 @@ cdef class PagePool(PageTables):
         self._owner_memory = Memory(SESSIONS * sizeof(Owner))
         self.owners = <Owner *>self._owner_memory.data
 
-    cdef int32_t own(self, int64_t s, int64_t lay, int64_t index) noexcept:
-        """Makes the page of an entry this owner's alone: the first write to a shared page copies it.
+    cdef int32_t copy_on_write(self, int64_t s, int64_t lay, int64_t index) noexcept:
+        """The page of an entry, to be written: this owner's alone, copied if it was shared, new if there was none.
 
         The page that a fork lies in always carries the parent's rows, even where the branch had
         given it back, and the parent too: `commit_prefix` then moves a page and never a row.
@@ -209,7 +209,7 @@ cdef class PagePool(PageTables):
         self._in_turn(s, lay, start + n)
         self._room_for(s, self._takes_page(s, lay, index))
         self.cancel_all(s)
-        cdef int32_t page_id = self.own(s, lay, index)
+        cdef int32_t page_id = self.copy_on_write(s, lay, index)
         self.poison_rows(page_id, row[0], row[0] + n)
         layer.slot, layer.slot_start, layer.slot_n = OPEN, start, n
         self.owners[s].reservations += 1

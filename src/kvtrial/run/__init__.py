@@ -11,5 +11,6 @@ Read `layout` first.
 `journal`      attempts and finished blocks on disk
 `schemas`      what a document says that its schema does not allow
 `exits`        errors become one line and an exit code
+`ending`       SIGTERM is handed on to the stage that runs
 =============  =====================================================================================
 """

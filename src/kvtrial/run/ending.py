@@ -51,9 +51,9 @@ def _end(before: Any, number: int) -> None:
 
 def stages_below(process: psutil.Process) -> list[psutil.Process]:
     """The stages that run below a process, at any depth."""
-    found = []
+    stages = []
     for child in process.children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if any(part.startswith(_STAGES) for part in child.cmdline()[1:3]):
-                found.append(child)
-    return found
+                stages.append(child)
+    return stages

@@ -53,14 +53,14 @@ def _show(run_dir: Path, full: bool = False) -> int:
 
     from kvtrial.show import fleet, terminal
 
-    found = fleet.load(run_dir)
+    document = fleet.load(run_dir)
     console = Console()
     page = run_dir / "report.html"
     where = f"{page}" if page.is_file() else f"{run_dir} (one page with figures: make report)"
     rest = "" if full else "All of it: kvtrial verdict --full. "
     console.print(f"{rest}Figures: {where}, or make ui", soft_wrap=True, highlight=False)
-    console.print(terminal.render(found, full=full))
-    return _code(found)
+    console.print(terminal.render(document, full=full))
+    return _code(document)
 
 
 def _show_so_far(run_dir: Path, full: bool, as_json: bool) -> int:
@@ -68,12 +68,12 @@ def _show_so_far(run_dir: Path, full: bool, as_json: bool) -> int:
     from kvtrial.show import terminal
     from kvtrial.stages.after.provisional import decide_so_far
 
-    found = decide_so_far(run_dir)
-    document = {**found.verdict.data, "provisional": found.missing}
+    so_far = decide_so_far(run_dir)
+    document = {**so_far.verdict.data, "provisional": so_far.missing}
     _print(
         as_json,
         document,
-        lambda: terminal.render(found.verdict.data, full=full, provisional=found.missing),
+        lambda: terminal.render(so_far.verdict.data, full=full, provisional=so_far.missing),
     )
     return EXIT_INCONCLUSIVE
 

@@ -11,6 +11,8 @@ prefill               ``measure.peers.prefill``  ``measure.peers.llama_prefill``
 attention alone       ``measure.attention``   ``measure.peers.attention``
 ====================  ======================  ======================================================
 
+`programs` says which engines there are, `llama` calls llama.cpp, and `llama_state` gives it our rows.
+
 Their libraries are imported after the process has noted which arm runs, so that one that does not load
 costs its own rows only.
 """
