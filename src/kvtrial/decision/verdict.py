@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -131,7 +132,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "language": hot.as_json(),
         "cold": cold.decide(chosen, protocol, attempts),
         "arms": [
-            arm
+            {**arm, "profile": profile_of.get(name, "")}
             for cell in measured.cells
             for name in protocol["candidates"]
             if (arm := measured.arm(cell, name)) is not None
@@ -206,8 +207,12 @@ def _open(
 def _contrasts(
     measured: Measured, layouts: Layouts, protocol: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Challengers and profiles against every incumbent, wherever both were measured."""
+    """Challengers and profiles over every incumbent, incumbents over the reference; where both were measured."""
     decision = protocol["decision"]
+    pairs = [
+        *product([*decision["challengers"], *decision["profiles"]], decision["incumbents"]),
+        *((n, decision["reference"]) for n in decision["incumbents"] if n != decision["reference"]),
+    ]
     return [
         {
             "challenger": challenger,
@@ -216,9 +221,8 @@ def _contrasts(
             **cell_key(cell),
             **measured.contrast(cell, challenger, incumbent),
         }
-        for challenger in [*decision["challengers"], *decision["profiles"]]
+        for challenger, incumbent in pairs
         for cell in measured.cells
-        for incumbent in decision["incumbents"]
         if measured.has(cell, challenger) and measured.has(cell, incumbent)
     ]
 

@@ -70,7 +70,7 @@ class Arm:
     ----------
     name : str
     profile : str
-        Of the FP32 arm and the registered profiles' arms; empty where the verdict does not say it.
+        How it stores numbers; empty where it was not measured.
     rates : dict of int to dict
         Context → the arm's row of that deciding cell: ``tokens_per_s`` and ``tokens_per_s_ci95``.
     ratio : dict or None
@@ -139,7 +139,7 @@ def _arm(verdict: Verdict, name: str, rates: dict[int, Row], primary: int | None
     state, reasons = _why_not(verdict, name, row)
     return Arm(
         name=name,
-        profile=row.get("profile", ""),
+        profile=next((own["profile"] for own in rates.values()), row.get("profile", "")),
         rates=rates,
         ratio=over_fp32(verdict, name, primary),
         bytes_per_token=bytes_per_token,
