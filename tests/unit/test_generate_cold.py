@@ -15,7 +15,7 @@ import pytest
 from kvtrial.cold import Identity, open_cold
 from kvtrial.contract import Unsupported
 from kvtrial.engine.gguf import read_gguf
-from kvtrial.engine.synthetic import Shape, write_synthetic
+from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.engine.transformer import Model, greedy
 from kvtrial.tools.generate import Continuation
 
@@ -142,7 +142,7 @@ def test_a_model_that_was_replaced_while_it_was_loaded_leaves_the_new_one_nothin
     prompt = list(range(40))
     spilled = []
     for seed in (1, 2):
-        write_synthetic(tmp_path / "next.gguf", "m", Shape(**shape, seed=seed))
+        write_synthetic(tmp_path / "next.gguf", "m", ModelSizes(**shape, seed=seed))
         if seed == 1:
             (tmp_path / "next.gguf").replace(path)
             old = Model.from_gguf(read_gguf(path))

@@ -413,6 +413,10 @@ class CellRun:
         """What the plan says to what there is."""
         return self.plan.next(Seen(self.valid.keys(), self._void, list(self.logs().values())))
 
+    def wanted(self) -> int:
+        """How many blocks the cell is to have, as far as its first ones have said."""
+        return self.plan.planned(list(self.logs().values()))
+
     def logs(self) -> dict[tuple[str, str], np.ndarray]:
         """Log ratios of the plan's pairs over the valid blocks; without pairs that some block lacks."""
         blocks = [
@@ -463,7 +467,7 @@ def run_cells(
             start = time.monotonic()
             void = run.run(number)
             seconds = time.monotonic() - start
-            left = range(number if void else number + 1, max(run.plan.first, number + 1))
+            left = range(number if void else number + 1, max(run.wanted(), number + 1))
             if progress.in_seconds:
                 progress.expect({Block(run.cell, n).name: seconds for n in left})
             if void is None:

@@ -140,7 +140,7 @@ def provisional(run: CellRun) -> str:
         if len(logs) >= 2:
             mean, low, high = (math.exp(float(x)) for x in run.plan.bounds(logs))
             said.append(f"{top}/{bottom} {mean:.3f} [{low:.3f}, {high:.3f}]")
-    blocks = f"{len(run.valid)} of {run.plan.first} blocks"
+    blocks = f"{len(run.valid)} of {run.wanted()} blocks"
     return f"{cell_name(run.cell)} after {blocks}: {', '.join(said) or 'no pair yet'} (provisional)"
 
 
