@@ -54,7 +54,12 @@ def main(argv: list[str] | None = None) -> int:
             if Capability.RESERVE_SLOT in candidates.get(name).capabilities
             for way in WAYS
         ]
-        cell: Cell = {"context": rules["context"], "sessions": 1, "threads": 1}
+        cell: Cell = {
+            "context": rules["context"],
+            "sessions": 1,
+            "threads": 1,
+            "rounds": rules["rounds"],
+        }
         work = Work(m2.MODULE, lambda block, own, slow: block_spec(stage, block, own, slow), names)
         plan = SamplingPlan.fixed(stage.protocol, rules["blocks"])
         runs = [CellRun(stage, attempt, work, cell, plan)] if names else []

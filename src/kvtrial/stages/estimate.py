@@ -119,7 +119,8 @@ def block_seconds(
 ) -> dict[str, dict[str, float]]:
     """Stage → cell → seconds that one block takes."""
     names = [name for name in protocol["candidates"] if name in speed.names]
-    direct = {"context": protocol["direct_write"]["context"], "sessions": 1, "threads": 1}
+    rules = protocol["direct_write"]
+    direct = {"context": rules["context"], "sessions": 1, "threads": 1, "rounds": rules["rounds"]}
     cold = {"context": protocol["cold"]["prefix_tokens"], "sessions": 1, "threads": 1}
     same = protocol["known_answers"]["candidate"]
     slots = [
