@@ -88,6 +88,10 @@ def trial(
             for block, value in enumerate(values):
                 for step in range(STEPS):
                     add("m2", "m2/step_ms", block=block, index=step, value=value, **at)
+                for metric in ("m2/output_error", "m2/row_error"):
+                    add("m2", metric, block=block, value=0.0, **at)
+                for metric in ("output_xxh3", "rows_xxh3"):
+                    add("m2", metric, block=block, text="the same", **at)
     slowed = planted or 1 + registration["known_answers"]["planted"]
     for block in range(registration["known_answers"]["blocks"]):
         for arm, ms in (("first", 20.0), ("second", 20.0), ("planted", 20.0 * slowed)):

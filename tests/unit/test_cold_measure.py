@@ -30,6 +30,7 @@ def spec(tmp_path, monkeypatch):
     (tmp_path / "tokens.json").write_text(json.dumps({"next_id": 1, "forced": []}))
     return {
         "candidates": ["plain", "Z2", "Z1"],
+        "order": ["plain", "Z2", "Z1"],
         "folder": str(tmp_path / "scratch"),
         "snapshot": str(tmp_path),
         "store": "K3",

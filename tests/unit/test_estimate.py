@@ -58,40 +58,60 @@ def test_one_point_is_level_and_nothing_takes_less_than_no_time() -> None:
         (4, 1, 0.010 * 1.9 + 4 * 0.004096),  # weights are read once, caches four times
     ],
 )
-def test_a_decode_is_its_arm_and_its_steps(sessions: int, threads: int, step: float) -> None:
+def test_a_step_is_all_sessions(sessions: int, threads: int, step: float) -> None:
     cell = {"context": 4096, "sessions": sessions, "threads": threads}
-    assert speed().decode_s("K1", cell, 68) == pytest.approx(sessions + 68 * step)
+    assert speed().step_s("K1", cell) == pytest.approx(step)
 
 
-def test_the_stages_are_their_blocks_and_the_void_ones() -> None:
+def oracle_s(arms: int, context: int) -> float:
+    """One checked call an arm: 5 microseconds a position of each of 9 query heads."""
+    return arms * 5e-6 * context * 9
+
+
+def test_the_stages_are_their_blocks() -> None:
     protocol = copy.deepcopy(REGISTERED)
     protocol["candidates"] = ["K0", "K1", "K3"]  # K3 did not run
     cells = [c for c in protocol["cells"] if c["profile"] == "default"]
     per_block = estimate.block_seconds(speed(), protocol, cells, m1.shapes(protocol, SHAPE))
-    start, probes = 2.0, 0.5
-    for context in (512, 4096, 16384):
-        block = start + 2 * (1 + 68 * (0.010 + 1e-6 * context) + probes)
+    start = 1.5 + 0.5 + 0.25  # the process, the model, one reading of the probes
+    # Two arms, both fast: 4 rounds of warm-up, and 64 or 24, which are whole cycles of two.
+    for context, rounds in ((512, 64), (4096, 64), (16384, 24)):
+        steps = 2 * (4 + rounds) * (0.010 + 1e-6 * context)
+        block = start + 2 + steps + oracle_s(2, context)
         assert per_block["m2"][f"{context}x1x1"] == pytest.approx(block)
-    both = start + 2 * (1 + 68 * 0.014096 + probes)
-    assert per_block["aa"] == {"4096x1x1": pytest.approx(both)}
-    assert per_block["direct_write"] == {
-        "512x1x1": pytest.approx(start + 2 * (2 * (1 + 68 * 0.010512) + probes))
-    }
+    # Three arms: a cycle has six rounds.
+    three = start + 3 + 3 * (4 + 66) * 0.014096 + oracle_s(3, 4096)
+    assert per_block["aa"] == {"4096x1x1": pytest.approx(three)}
+    # Both ways of K0 and K1 are four arms, with 32 rounds of their own.
+    four = start + 4 + 4 * (4 + 32) * 0.010512 + oracle_s(4, 512)
+    assert per_block["direct_write"] == {"512x1x1": pytest.approx(four)}
     assert set(per_block["m1"]) == {
         f"{c}x1x1-{shape}" for c in (512, 4096, 16384) for shape in ("9q3kv", "14q2kv")
     }
     found = estimate.stage_seconds(speed(), protocol, cells, per_block, trained=8192, jobs=2)
-    m2 = sum(n * per_block["m2"][f"{c}x1x1"] for c, n in ((4096, 15), (512, 6), (16384, 6)))
-    assert found["m2"] == pytest.approx(STAGE_S + m2 / 0.9)
-    assert found["aa"] == pytest.approx(STAGE_S + 12 * both / 0.9)
-    assert found["direct_write"] == pytest.approx(
-        STAGE_S + 6 * per_block["direct_write"]["512x1x1"] / 0.9
-    )
+    m2 = sum(8 * per_block["m2"][f"{c}x1x1"] for c in (4096, 512, 16384))
+    assert found["m2"] == pytest.approx(STAGE_S + m2)
+    assert found["aa"] == pytest.approx(STAGE_S + 8 * three)
+    assert found["direct_write"] == pytest.approx(STAGE_S + 8 * four)
     # K0 is compared over one chunk of 16 positions, K1 fed with four as the others would be.
     chunks = sum(2 + (16 + 64 / 2) * 1e-6 * c + 80 * 0.1 / 64 for c in (512, 4096, 16384))
-    assert found["parity"] == pytest.approx(STAGE_S + 4 * start + 24 * 2 * 0.1 + chunks)
+    assert found["parity"] == pytest.approx(STAGE_S + 4 * 2.0 + 24 * 2 * 0.1 + chunks)
     # Four go through the suite: the control too, and K3 might run there.
     assert found["conformance"] == pytest.approx(STAGE_S + estimate.CONFORMANCE_S * 3 * 4 / 2)
+
+
+def test_a_slow_arm_takes_part_in_every_eighth_round() -> None:
+    protocol = copy.deepcopy(REGISTERED)
+    rows = [{"metric": f"calibrate/{key}", "value": value} for key, value in ONCE.items()]
+    for name, step in (("K0", 0.100), ("K1", 0.010)):
+        at = {"candidate": name, "index": 4096}
+        for metric, value in (("arm_s", 1.0), ("step_s", step), ("attention_s", 0.0)):
+            rows.append({**at, "metric": f"calibrate/{metric}", "value": value})
+    cell = {"context": 4096, "sessions": 1, "threads": 1}
+    found = estimate._rotation_block_s(Speed(rows), protocol, cell, ["K0", "K1"], 9)
+    # K1 alone is fast: 4 + 64 steps; K0 makes two that show that it is slow, and 64 / 8.
+    steps = 68 * 0.010 + (2 + 8) * 0.100
+    assert found == pytest.approx(2.25 + 2 + steps + oracle_s(2, 4096))
 
 
 def test_a_narrow_format_has_more_regions_to_fill_and_to_warm_up(
@@ -106,7 +126,7 @@ def test_a_narrow_format_has_more_regions_to_fill_and_to_warm_up(
     )
     # 128 MiB are 21.3 regions of 6 MiB, and 42.7 of half of that; a layer takes 137 us, so that eight
     # calls make a millisecond.
-    layer, calls = 0.004096 / 30, 30 * 8
+    layer, calls = 0.004096 / 30, 20 * 8
     fills, timed = (22 + 43) / 30, (calls + 22 + calls + 43) * layer
     in_cache, oracle = 2 * (3 * layer + 10 * 0.001), 2 * 3 * 5e-6 * 4096 * 9
     assert found["m1"]["4096x1x1-9q3kv"] == pytest.approx(

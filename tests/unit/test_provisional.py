@@ -91,7 +91,10 @@ def test_a_stage_that_has_not_begun_leaves_the_others_to_say_what_they_say(tmp_p
         "stage aa is not finished",
         "stage m2 is not finished",
     ]
-    assert found.verdict.data["run"]["store"] == "K2T"
+    run = found.verdict.data["run"]
+    # Without the known answers the method is not shown to work; what was measured is shown all the same.
+    assert run["store"] is None and "known answer" in run["reason"]
+    assert {row["candidate"]: row["passes"] for row in run["profiles"]}["K2T"]
 
 
 def test_two_protocols_are_never_one_run(tmp_path):

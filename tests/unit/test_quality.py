@@ -219,7 +219,7 @@ def test_quality_is_shown_and_a_context_beyond_the_trained_length_is_reported():
     assert [(c["context"], c["gated"], c["chunks"]) for c in found["contexts"]] == [
         (512, True, 64),
         (4096, True, 64),
-        (16384, False, 16),
+        (16384, False, 8),
     ]
     assert at(found, 512) == {
         "context": 512,

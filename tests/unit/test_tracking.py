@@ -61,7 +61,7 @@ def run_dir(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def _runs(run_dir: Path, **tags: str) -> list:  # type: ignore[type-arg]
-    return stores.Store(run_dir).find(**tags)
+    return stores.MlflowStore(run_dir).find(**tags)
 
 
 def _python(code: str, *arguments: object, **more) -> subprocess.Popen[str]:
@@ -96,7 +96,7 @@ def test_a_stage_is_a_child_of_the_trial_and_an_arm_a_child_of_the_stage(run_dir
     assert k1.data.metrics["m2/step_ms"] == pytest.approx(20.0, rel=0.01)
     assert k1.data.metrics["m2/tokens_per_s"] == pytest.approx(1000 / 20.0, rel=0.01)
     assert parent.data.params["decision.adopt_lower_bound"] == "0.1"
-    client = stores.Store(run_dir).client
+    client = stores.MlflowStore(run_dir).client
     history = client.get_metric_history(k1.info.run_id, "m2/step_ms")
     assert [point.step for point in history] == list(range(4 * STEPS))
     datasets = {
@@ -127,7 +127,7 @@ def test_the_verdict_heads_the_trial_with_its_figures_and_tables(run_dir: Path) 
     ]  # fmt: skip
     arms = _runs(run_dir, level="arm", candidate="K0")
     assert {arm.data.tags["kvtrial.eligible"] for arm in arms} == {"lacks: pool"}
-    client = stores.Store(run_dir).client
+    client = stores.MlflowStore(run_dir).client
 
     def artifacts(folder: str | None = None) -> set[str]:
         return {entry.path for entry in client.list_artifacts(parent.info.run_id, folder)}
@@ -144,7 +144,7 @@ def test_the_same_verdict_twice_adds_no_point_to_a_series(run_dir: Path) -> None
     tracking.log_verdict(run_dir)
     tracking.log_verdict(run_dir)
     (parent,) = _runs(run_dir, level="trial")
-    client = stores.Store(run_dir).client
+    client = stores.MlflowStore(run_dir).client
     # One point a context: the chart of one metric is its scaling.
     points = client.get_metric_history(parent.info.run_id, "m2/tokens_per_s.K1")
     assert sorted(point.step for point in points) == [512, 4096, 16384]
@@ -323,7 +323,7 @@ def test_the_peers_are_a_child_of_the_trial_with_their_ratios(run_dir: Path) -> 
         f"{name}.ratio.high": 3.6,
     }
     assert run.data.tags[f"setting.{name}"].startswith("K1 against llama-cpp-python 0.3.36, KV F16")
-    artifacts = stores.Store(run_dir).client.list_artifacts(run.info.run_id)
+    artifacts = stores.MlflowStore(run_dir).client.list_artifacts(run.info.run_id)
     assert "peers.json" in {a.path for a in artifacts}
 
 
@@ -351,7 +351,7 @@ def test_an_attempt_that_was_logged_in_part_is_logged_again_by_a_rebuild(
         raise ConnectionError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stores.Store, "metrics", away)
+        patch.setattr(stores.MlflowStore, "metrics", away)
         tracking.finish_stage(run_dir, "m2")
     assert len(_runs(run_dir, level="arm", stage="m2")) < RUNS_OF_A_STAGE
     command.rebuild(run_dir.parent)
@@ -409,7 +409,7 @@ def test_a_store_that_can_not_be_used_costs_a_warning_only(
 
 def test_what_is_not_finite_becomes_a_tag_never_a_metric(run_dir: Path) -> None:
     """Case E12."""
-    store = stores.Store(run_dir)
+    store = stores.MlflowStore(run_dir)
     run = store.stage("x")
     store.metrics(run, [("a", float("nan"), 0), ("b", float("inf"), 0), ("c", 1e300, 0)])
     read = store.client.get_run(run)

@@ -10,7 +10,7 @@ values, Z2 in append-only segment files. Read `store` first.
 `page`, `keys`         a page's bytes and content address; what a session's rows are named by
 `prefix`, `sessions`   which pages of a prefix are stored; taking them from a session and giving them back
 `records`, `segments`  Z2's files: their form, writing and reading (``_reader.pyx``)
-`recovery`             Z2 opened after a crash
+`recovery`             Z2 opened after a crash; `rockslog` looks RocksDB's log over (``_crc32c.pyx``)
 `folder`, `disk`       what lies in a folder; reads, writes and syncs, the last counted
 `forks`                what a fork makes of open stores
 `ahead`                the next piece of work is done while the last one is used
