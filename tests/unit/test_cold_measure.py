@@ -121,7 +121,10 @@ def test_prefills_of_the_same_tokens_are_measured(spec, tmp_path, monkeypatch):
     (tmp_path / "tokens.json").write_text(
         json.dumps({"next_id": 1, "forced": [], "ids": [1] * ROWS})
     )
-    rows = restore.measure({**spec, "candidates": ["recompute"], "shape": shape}, lambda name: None)
+    rows = restore.measure(
+        {**spec, "candidates": ["recompute"], "order": ["recompute"], "shape": shape},
+        lambda name: None,
+    )
     assert [(r["candidate"], r["metric"], r["context"]) for r in rows] == [
         ("recompute", "cold/recompute_ms", 16),
         ("recompute", "cold/recompute_ms", 64),
