@@ -7,6 +7,7 @@ values, Z2 in append-only segment files. Read `store` first.
 `store`                the verbs: spill, restore, delete, gc, verify
 `values`, `segmented`  Z1 and Z2: where the bytes of a page go
 `index`, `rockslog`    the RocksDB index of both; its log files looked over before it opens
+                       (``_crc32c``)
 `page`, `keys`         a page's bytes and content address; what a session's rows are named by
 `prefix`, `sessions`   which pages of a prefix are stored; taking them from a session and giving them back
 `records`, `segments`  Z2's files: their form, writing and reading (``_reader.pyx``)
@@ -70,11 +71,11 @@ def open_cold(kind: str | None, path: Path | str, identity: Identity | None = No
 def _folder(path: Path | str) -> Path:
     """`InvalidArgument` for what can't name a folder, to RocksDB too: it takes UTF-8."""
     try:
-        found = Path(path)
-        named = bool(found.name) and "\0" not in str(found)
-        str(found).encode("utf-8")
+        folder = Path(path)
+        named = bool(folder.name) and "\0" not in str(folder)
+        str(folder).encode("utf-8")
     except (TypeError, UnicodeEncodeError):
         named = False
     if not named:
         raise InvalidArgument(f"path is {path!r}; give a folder of its own, with a name in UTF-8")
-    return found
+    return folder

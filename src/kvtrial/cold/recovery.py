@@ -34,9 +34,9 @@ def recover(log: SegmentLog, start: Position | None) -> Iterator[list[ScannedRec
         else:
             log.end = _first_position(log, number, header, last)
         while batch := _batch_at(log, log.end):
-            found = batch[-1]
-            offset = found.location.offset + found.location.nbytes
-            log.end = log.end._replace(offset=offset, batch=found.header.batch + 1)
+            newest = batch[-1]
+            offset = newest.location.offset + newest.location.nbytes
+            log.end = log.end._replace(offset=offset, batch=newest.header.batch + 1)
             log.recovered.replayed_batches += 1
             yield batch
         _end_segment(log, last)
@@ -66,11 +66,11 @@ def _batch_at(log: SegmentLog, at: Position) -> list[ScannedRecord] | None:
     batch: list[ScannedRecord] = []
     offset = at.offset
     while not batch or len(batch) < batch[0].header.records:
-        found = log.record_at(at.segment, offset)
-        if found is None or (found.header.ordinal, found.header.batch) != (len(batch), at.batch):
+        record = log.record_at(at.segment, offset)
+        if record is None or (record.header.ordinal, record.header.batch) != (len(batch), at.batch):
             return None
-        batch.append(found)
-        offset += found.location.nbytes
+        batch.append(record)
+        offset += record.location.nbytes
     return batch
 
 

@@ -61,10 +61,10 @@ def whole_until(data: memoryview) -> int:
         ):  # the rest of a block that no header fits in
             at += BLOCK_BYTES - at % BLOCK_BYTES
             continue
-        found = fragment_at(data, at)
-        if found is None or (found.kind in (MIDDLE, LAST)) != inside:
+        fragment = fragment_at(data, at)
+        if fragment is None or (fragment.kind in (MIDDLE, LAST)) != inside:
             return end
-        at, inside = found.end, found.kind in (FIRST, MIDDLE)
+        at, inside = fragment.end, fragment.kind in (FIRST, MIDDLE)
         if not inside:
             end = at
     return end
@@ -72,15 +72,15 @@ def whole_until(data: memoryview) -> int:
 
 def begins_behind(data: memoryview, at: int) -> int | None:
     """Where a sound entry begins behind ``at``; None where none does."""
-    for found in _BEGINNING.finditer(data, at + 1 + _TYPE_AT):
-        if fragment_at(data, found.start() - _TYPE_AT) is not None:
-            return found.start() - _TYPE_AT
+    for beginning in _BEGINNING.finditer(data, at + 1 + _TYPE_AT):
+        if fragment_at(data, beginning.start() - _TYPE_AT) is not None:
+            return beginning.start() - _TYPE_AT
     return None
 
 
 def _newest(folder: Path, suffix: str) -> Path | None:
-    found = [name for name in disk.names(folder) if name.endswith(suffix)]
-    return folder / max(found, key=lambda name: int(name.removesuffix(suffix))) if found else None
+    names = [name for name in disk.names(folder) if name.endswith(suffix)]
+    return folder / max(names, key=lambda name: int(name.removesuffix(suffix))) if names else None
 
 
 def _read(path: Path) -> memoryview:
@@ -138,8 +138,8 @@ def refuse_damaged_manifest(folder: Path, advice: str) -> None:
 
 def _cut_short(data: memoryview, at: int) -> bool:
     """Whether sound fragments lead from a place to one that reaches past the end."""
-    while (found := fragment_at(data, at)) is not None:
-        at = found.end
+    while (fragment := fragment_at(data, at)) is not None:
+        at = fragment.end
     left = len(data) - at
     if left < _HEADER.size:
         return True

@@ -188,7 +188,7 @@ class SegmentStore(ColdStore):
             records = self._log.scan(number, self._log.ends()[number])
         while step := list(islice(records, MOVE_RECORDS)):
             with self._using():
-                if moved := [record for found in step if (record := self._moved(found))]:
+                if moved := [record for scanned in step if (record := self._moved(scanned))]:
                     self._poisoning(self._append, moved)
         with self._using():
             self._poisoning(self._remove, number)
@@ -211,19 +211,19 @@ class SegmentStore(ColdStore):
             ) from error
 
     def _damage_between(self) -> list[str]:
-        found: list[str] = []
+        damaged: list[str] = []
         with self._using():  # what is added from here on is not looked at
             ends = self._log.ends()
         for number, end in ends.items():
             with suppress(FileNotFoundError):  # gc took it meanwhile
                 damage = self._log.damaged_heads(number, end)
                 self._log.size(number)
-                found += damage
-        return found
+                damaged += damage
+        return damaged
 
-    def _moved(self, found: ScannedRecord) -> Record | None:
+    def _moved(self, scanned: ScannedRecord) -> Record | None:
         """A record as it is written again, or None where nothing needs it any more."""
-        header, location, meta = found
+        header, location, meta = scanned
         if header.kind == PAGE:
             if self._index.get("pages", header.key) != location.encode():
                 return None

@@ -131,13 +131,13 @@ class SegmentLog:
 
     def numbers(self) -> list[int]:
         """Segments on disk, oldest first."""
-        found = [name for name in disk.names(self.folder) if name.endswith(".seg")]
-        for name in found:
+        names = [name for name in disk.names(self.folder) if name.endswith(".seg")]
+        for name in names:
             if not _NAME.fullmatch(name):
                 raise ForeignStore(
                     f"{self.folder / name} is no segment of this store; move it out of its folder"
                 )
-        return sorted(int(name.removesuffix(".seg")) for name in found)
+        return sorted(int(name.removesuffix(".seg")) for name in names)
 
     def size(self, segment: int) -> int:
         """Bytes of a segment file."""
@@ -146,10 +146,10 @@ class SegmentLog:
     def file(self, segment: int) -> SegmentFile:
         """The open file of a segment."""
         with self._opening:  # of two threads that open it, both go on with one
-            found = self._files.get(segment)
-            if found is None:
+            opened = self._files.get(segment)
+            if opened is None:
                 try:
-                    found = SegmentFile(self.path(segment))
+                    opened = SegmentFile(self.path(segment))
                 except FileNotFoundError:
                     raise CorruptSegment(
                         f"{self.path(segment)} is gone and the index points into it; restore it, "
@@ -157,10 +157,10 @@ class SegmentLog:
                     ) from None
                 except OSError as error:
                     raise of_disk(error, self.path(segment), "opened") from error
-                self._keep(segment, found)
+                self._keep(segment, opened)
             else:
                 self._files.move_to_end(segment)
-        return found
+        return opened
 
     def _keep(self, segment: int, file: SegmentFile) -> None:
         """Invariant: so many files are open, however many there are, and those of readers under way."""
@@ -310,7 +310,7 @@ class SegmentLog:
         else:
             with ThreadPoolExecutor(len(parts), thread_name_prefix="kvtrial-cold") as pool:
                 done = list(pool.map(self._read_part, parts))
-        metas = [meta for found, _ in done for meta in found]
+        metas = [meta for part, _ in done for meta in part]
         return metas, np.array([spent for _, spent in done], np.int64).reshape(-1, 2).sum(axis=0)
 
     def _read_part(self, wanted: Sequence[Wanted]) -> tuple[list[bytes], tuple[int, int]]:
@@ -391,16 +391,16 @@ class SegmentLog:
 
     def record_at(self, segment: int, offset: int) -> ScannedRecord | None:
         """The record at ``offset``, all sums verified; None where it isn't whole."""
-        found = self.head_at(segment, offset)
-        if found is None:
+        record = self.head_at(segment, offset)
+        if record is None:
             return None
-        location = found.location
+        location = record.location
         pages = location.split(memoryview(bytearray(location.payload_nbytes)))
         try:
-            self.read([Wanted(found.header.key, self.file(segment), location, pages)])
+            self.read([Wanted(record.header.key, self.file(segment), location, pages)])
         except CorruptSegment:
             return None
-        return found
+        return record
 
     def ends(self) -> dict[int, int]:
         """Segments, and where what is in them ends (bytes): what is being added lies behind that."""
@@ -415,40 +415,40 @@ class SegmentLog:
         """
         offset = FILE_HEADER_BYTES
         while offset < min(end, self.size(segment)):
-            found = self.head_at(segment, offset)
-            if found is None:
+            record = self.head_at(segment, offset)
+            if record is None:
                 raise self.corrupt(
                     Location(segment, offset, 0, 0, 0), "the record's head is damaged"
                 )
-            yield found
-            offset += found.location.nbytes
+            yield record
+            offset += record.location.nbytes
 
     def is_between_batches(self, at: Position) -> bool:
         """Whether a batch ends or begins at a place; a damaged head on the way there leaves it open."""
-        found = self.head_at(at.segment, at.offset)
-        if found is not None and (found.header.batch, found.header.ordinal) == (at.batch, 0):
+        record = self.head_at(at.segment, at.offset)
+        if record is not None and (record.header.batch, record.header.ordinal) == (at.batch, 0):
             return True
         offset = FILE_HEADER_BYTES
         while offset < at.offset:
-            found = self.head_at(at.segment, offset)
-            if found is None:
+            record = self.head_at(at.segment, offset)
+            if record is None:
                 return True
-            offset += found.location.nbytes
+            offset += record.location.nbytes
         return offset == at.offset
 
     def damaged_heads(self, segment: int, end: int) -> list[str]:
         """What is wrong with a segment's own header, and the first damaged record head before ``end``; what
         follows that one can't be found from here."""
-        found = []
+        damage = []
         try:
             header = self.header(segment)
             if header is None or header.segment != segment:
-                found.append(f"{self.path(segment)} at offset 0: the file header is damaged")
+                damage.append(f"{self.path(segment)} at offset 0: the file header is damaged")
             for _ in self.scan(segment, end):
                 pass
         except (CorruptSegment, FormatMismatch, Unreadable) as error:
-            found.append(str(error).partition("; run verify()")[0])
-        return found
+            damage.append(str(error).partition("; run verify()")[0])
+        return damage
 
     def close(self) -> None:
         """Let go of every file."""

@@ -228,7 +228,7 @@ class ColdStore(ABC):
                 return 0
             starts = range(0, len(pages), RESTORE_PAGES)
             readers = [self._reader(pages[at : at + RESTORE_PAGES]) for at in starts]
-        found = time.perf_counter_ns()
+        looked_up = time.perf_counter_ns()
         valid = valid_rows([meta for _, meta in pages])
         views = session.begin_restore(valid)
         try:
@@ -243,8 +243,8 @@ class ColdStore(ABC):
             session.cancel_restore()
             raise
         session.finish_restore()
-        rest = time.perf_counter_ns() - found - (read_ns + check_ns) // threads
-        self.times = RestoreTimes(found - begun, read_ns, check_ns, max(rest, 0))
+        rest = time.perf_counter_ns() - looked_up - (read_ns + check_ns) // threads
+        self.times = RestoreTimes(looked_up - begun, read_ns, check_ns, max(rest, 0))
         return int(valid.shape[1])
 
     def contains(self, token_ids: Any) -> int:

@@ -32,7 +32,7 @@ def _catalogue(cold: ColdStore, keys: Sequence[str], progress: Progress | None) 
 
 
 def _verify(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
-    return {"damage": [fault._asdict() for fault in cold.verify(progress)]}
+    return {"damage": [damage._asdict() for damage in cold.verify(progress)]}
 
 
 def _gc(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
@@ -47,13 +47,13 @@ def _delete(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> 
 
 def _meant(given: str, known: Sequence[str]) -> str:
     """The one key that begins as it was given."""
-    found = [key for key in known if key.startswith(given.lower())]
-    if not given or len(found) != 1:
+    fitting = [key for key in known if key.startswith(given.lower())]
+    if not given or len(fitting) != 1:
         raise InvalidArgument(
-            f"{given!r} is the beginning of {len(found)} keys; give that of one: "
-            f"{', '.join(key[:_SHOWN] for key in found or known) or 'the store is empty'}"
+            f"{given!r} is the beginning of {len(fitting)} keys; give that of one: "
+            f"{', '.join(key[:_SHOWN] for key in fitting or known) or 'the store is empty'}"
         )
-    return found[0]
+    return fitting[0]
 
 
 _VERBS: dict[str, Callable[[ColdStore, Sequence[str], Progress | None], dict[str, Any]]] = {
@@ -95,44 +95,44 @@ def look_after(
     if kind_of(folder) is None:
         raise ForeignStore(f"{folder} holds no cold store; `kvtrial generate --cold` makes one")
     with open_cold(None, folder) as cold:
-        found = _VERBS[verb](cold, keys, progress)
-        return {"folder": str(folder), "kind": cold.kind, "bytes": cold.disk_bytes(), **found}
+        outcome = _VERBS[verb](cold, keys, progress)
+        return {"folder": str(folder), "kind": cold.kind, "bytes": cold.disk_bytes(), **outcome}
 
 
-def sound(found: dict[str, Any]) -> bool:
+def sound(outcome: dict[str, Any]) -> bool:
     """Whether nothing was found damaged."""
-    return not found.get("damage")
+    return not outcome.get("damage")
 
 
-def render(found: dict[str, Any]) -> Group:
+def render(outcome: dict[str, Any]) -> Group:
     """The same for people."""
-    said = f"{found['folder']} ({found['kind']}, {found['bytes'] / 1e6:.1f} MB)"
+    said = f"{outcome['folder']} ({outcome['kind']}, {outcome['bytes'] / 1e6:.1f} MB)"
     lines: list[Table | Text] = []
-    if "sequences" in found:
-        if found["sequences"]:
-            lines.append(_table(found["sequences"]))
-        last = f"sequences: {len(found['sequences'])}; {said}"
-    elif "damage" in found:
-        for fault in found["damage"]:
-            needed = ", ".join(key[:_SHOWN] for key in fault["sequences"])
-            if not fault["key"]:
+    if "sequences" in outcome:
+        if outcome["sequences"]:
+            lines.append(_table(outcome["sequences"]))
+        last = f"sequences: {len(outcome['sequences'])}; {said}"
+    elif "damage" in outcome:
+        for damage in outcome["damage"]:
+            needed = ", ".join(key[:_SHOWN] for key in damage["sequences"])
+            if not damage["key"]:
                 of_segment = (
-                    ".seg at offset" in fault["what"]
+                    ".seg at offset" in damage["what"]
                 )  # the index's own damage says what to do
                 lines.append(
-                    Text(f"{fault['what']}\n  {_BETWEEN}" if of_segment else fault["what"])
+                    Text(f"{damage['what']}\n  {_BETWEEN}" if of_segment else damage["what"])
                 )
                 continue
             advice = (
                 f"delete {needed} and spill again" if needed else "nobody needs it: gc takes it"
             )
-            lines.append(Text(f"page {fault['key'][:_SHOWN]}: {fault['what']}\n  {advice}"))
-        pages = sum(bool(fault["key"]) for fault in found["damage"])
+            lines.append(Text(f"page {damage['key'][:_SHOWN]}: {damage['what']}\n  {advice}"))
+        pages = sum(bool(damage["key"]) for damage in outcome["damage"])
         last = f"damaged pages: {pages}; {said}"
-    elif "freed_bytes" in found:
-        last = f"given back: {found['freed_bytes'] / 1e6:.1f} MB; {said}"
+    elif "freed_bytes" in outcome:
+        last = f"given back: {outcome['freed_bytes'] / 1e6:.1f} MB; {said}"
     else:
-        gone = ", ".join(key[:_SHOWN] for key in found["deleted"])
+        gone = ", ".join(key[:_SHOWN] for key in outcome["deleted"])
         last = f"deleted: {gone}, whose space gc gives back; {said}"
     return Group(*lines, Text(last))
 

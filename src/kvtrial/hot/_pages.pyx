@@ -36,7 +36,8 @@ cdef class PagePool(PageTables):
         self.owners = <Owner *>self._owner_memory.data
 
     cdef int32_t copy_on_write(self, int64_t s, int64_t lay, int64_t index) noexcept:
-        """The page of an entry, to be written: this owner's alone, copied if it was shared, new if there was none.
+        """The page of an entry, to be written: this owner's alone; a copy where it was shared, new where
+        there was none.
 
         The page that a fork lies in always carries the parent's rows, even where the branch had
         given it back, and the parent too: `commit_prefix` then moves a page and never a row.
