@@ -36,6 +36,7 @@ def test_every_fault_is_put_into_every_contender() -> None:
         "truncation",
         "checksum",
         "reading",
+        "numbers",
     }
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 

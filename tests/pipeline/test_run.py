@@ -49,7 +49,7 @@ def test_comments_and_order_of_the_protocol_do_not_count(config, tmp_path):
 
 
 def test_any_value_of_the_protocol_counts(config, tmp_path):
-    text = PROTOCOL.read_text(encoding="utf-8").replace("decode_steps: 64", "decode_steps: 65")
+    text = PROTOCOL.read_text(encoding="utf-8").replace("page_tokens: 32", "page_tokens: 64")
     other = layout.plan({**config, "protocol": edited(tmp_path, text)})
     assert other.run_id.split("-")[-3] != layout.plan(config).run_id.split("-")[-3]
     assert other.run_id.split("-")[-2:] == layout.plan(config).run_id.split("-")[-2:]
