@@ -11,7 +11,7 @@ cdef void fill_table() noexcept:
     cdef int step
     for i in range(256):
         crc = i
-        for _ in range(8):
+        for step in range(8):
             crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
         TABLE[0][i] = crc
     for i in range(256):
