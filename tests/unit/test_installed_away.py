@@ -55,7 +55,9 @@ def test_the_variable_comes_first_then_the_configuration_folder_then_the_users(
     monkeypatch.setenv("KVTRIAL_CONFIG", str(away / "chosen"))
     assert selection.load().default == "K3"
     monkeypatch.setenv("KVTRIAL_SELECTION", str(write(away / "one file.yaml", "K5")))
-    assert selection.load() == selection.Selection("K5", "K1", ("K0",), "run of K5")
+    loaded = selection.load()
+    assert (loaded.default, loaded.reference, loaded.retired) == ("K5", "K1", ("K0",))
+    assert (loaded.fp32, loaded.run_id) == ("K1", "run of K5")
     assert "q8" in kvtrial.open_store(**SHAPE).page_format
 
 
