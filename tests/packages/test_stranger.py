@@ -121,6 +121,8 @@ def test_a_whole_trial_takes_it_in(installed: None, tmp_path: Path) -> None:
     registered["hypotheses"] = [
         h for h in registered["hypotheses"] if {h["from"], h["to"]} <= {*arms}
     ]
+    sampling = registered["sampling"]
+    sampling["pairs"] = [pair for pair in sampling["pairs"] if {*pair} <= {*arms}]
     path = tmp_path / "protocol.yaml"
     path.write_text(yaml.safe_dump(registered), encoding="utf-8")
     results = tmp_path / "results"
