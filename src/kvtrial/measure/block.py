@@ -191,10 +191,8 @@ def open_arms(
 
 def steps_of(spec: Spec) -> int:
     """Steps that a fast arm makes at most: what sessions and forced streams have to hold."""
-    counted = max(
-        rotation.rounds_of(arms, spec["rounds"]) for arms in range(1, len(spec["candidates"]) + 1)
-    )
-    return int(spec["rotation"]["warmup_rounds"] + counted + spec.get("alone_steps", 0))
+    arms, warmup = len(spec["candidates"]), spec["rotation"]["warmup_rounds"]
+    return rotation.most_steps(arms, spec["rounds"], warmup, spec.get("alone_steps", 0))
 
 
 @dataclass

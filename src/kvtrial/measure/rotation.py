@@ -75,6 +75,14 @@ def rounds_of(arms: int, rounds: int) -> int:
     return math.ceil(rounds / cycle) * cycle
 
 
+def most_steps(arms: int, rounds: int, warmup: int, alone: int) -> int:
+    """Tokens that a fast arm is fed at most, whichever of so many arms turn out to be slow.
+
+    ``rounds`` are asked for, and whole cycles are run; ``warmup`` and ``alone`` are the steps before and after.
+    """
+    return warmup + max(rounds_of(fast, rounds) for fast in range(1, arms + 1)) + alone
+
+
 def slow_arms(step_ns: Mapping[str, int], ratio: float) -> list[str]:
     """Arms whose step takes more than ``ratio`` times the fastest one's, sorted."""
     if not step_ns:

@@ -27,10 +27,10 @@ from kvtrial.stages.common import (
     Work,
     columns,
     exit_tracked,
+    progress_of,
     run_arms,
     run_cells,
 )
-from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.measure.block"
 #: Steps of the allocation pass: over the end of a page whatever its size.
@@ -42,8 +42,7 @@ def steps_of(protocol: dict[str, Any], cell: Cell, arms: int) -> int:
     """Tokens that are fed behind the context at most, whichever of so many arms turn out to be slow."""
     rules = protocol["rotation"]
     rounds = cell.get("rounds", rules["rounds"])
-    most = max(rotation.rounds_of(n, rounds) for n in range(1, arms + 1))
-    return int(rules["warmup_rounds"] + most + rules["alone_steps"])
+    return rotation.most_steps(arms, rounds, rules["warmup_rounds"], rules["alone_steps"])
 
 
 def groups(stage: Stage, cell: Cell, names: list[str]) -> list[list[str]]:
@@ -155,8 +154,7 @@ def main(argv: list[str] | None = None) -> int:
             )
             for cell in stage.measured_cells(attempt)
         ]
-        planned = [Block(run.cell, n) for run in runs for n in range(run.plan.first)]
-        with Progress("m2", stage.estimated(attempt, planned), in_seconds=True) as progress:
+        with progress_of(stage, attempt, runs) as progress:
             ended = run_cells(
                 runs,
                 progress,

@@ -38,11 +38,11 @@ from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
-from kvtrial.measure import rotation
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import cell_name
 from kvtrial.measure.stores import HEADROOM_BYTES, budget_bytes, opened, shape_of
 from kvtrial.run import corpus, models
+from kvtrial.stages import m2
 from kvtrial.stages.common import Cell, Stage, exit_tracked
 from kvtrial.stages.progress import Progress
 
@@ -58,26 +58,30 @@ def shape_of_file(gguf: Path) -> dict[str, int]:
     return {key: getattr(config, key) for key in ("layers", "q_heads", "kv_heads", "head_dim")}
 
 
+def fewest_together(protocol: dict[str, Any]) -> int:
+    """Arms that a group of the rotation holds at least: the reference, the tested challenger and one more."""
+    return min(3, len(protocol["candidates"]))
+
+
+def memory_needed(
+    protocol: dict[str, Any], shape: dict[str, int], weight_bytes: int, cell: Cell
+) -> int:
+    """Bytes without which a cell can't be measured: its smallest group, each arm as large as FP32 rows are."""
+    tokens = cell["context"] + m2.steps_of(protocol, cell, len(protocol["candidates"]))
+    pool = budget_bytes(shape, tokens, cell["sessions"], protocol["page_tokens"])
+    return fewest_together(protocol) * pool + weight_bytes + HEADROOM_BYTES
+
+
 def too_large(
     protocol: dict[str, Any], shape: dict[str, int], weight_bytes: int, cell: Cell
 ) -> str | None:
-    """Why this machine can't hold a cell, or None: to swap would measure the disk.
-
-    A group of the rotation holds at least the reference, the challenger that is tested and one more arm, each
-    at most as large as FP32 rows are.
-    """
-    rules = protocol["rotation"]
-    listed = len(protocol["candidates"])
-    arms, rounds = min(3, listed), cell.get("rounds", rules["rounds"])
-    most = max(rotation.rounds_of(n, rounds) for n in range(1, listed + 1))
-    steps = rules["warmup_rounds"] + most + rules["alone_steps"]
-    pool = budget_bytes(shape, cell["context"] + steps, cell["sessions"], protocol["page_tokens"])
-    needed = arms * pool + weight_bytes + HEADROOM_BYTES
+    """Why this machine can't hold a cell, or None: to swap would measure the disk."""
+    needed = memory_needed(protocol, shape, weight_bytes, cell)
     available = machine.available_memory_bytes()
     if needed <= available:
         return None
     return (
-        f"{arms} arms with {cell['sessions']} sessions of {cell['context']} positions need "
+        f"{fewest_together(protocol)} arms with {cell['sessions']} sessions of {cell['context']} positions need "
         f"{needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB are available"
     )
 

@@ -23,8 +23,9 @@ from kvtrial.host import build, machine, paths
 from kvtrial.hot.kernels import lanes
 from kvtrial.measure import clock, probes
 from kvtrial.measure.exclusive import MachineHeld, exclusive
-from kvtrial.measure.stores import HEADROOM_BYTES, budget_bytes, shape_of
+from kvtrial.measure.stores import budget_bytes
 from kvtrial.run import models, protocol
+from kvtrial.stages import workload
 
 #: Readings of the probes: two to three seconds, as long as a short arm of a block takes.
 READINGS = 20
@@ -389,16 +390,17 @@ def _needs(model: str, registered: dict[str, Any]) -> tuple[int | None, int | No
         path = models.path_of(model)
     except ModelNotFetched:
         return None, None, f"{model} is not here to be asked what it needs: kvtrial fetch {model}"
-    shape = shape_of(models.load_model(path))
+    shape, weight_bytes = workload.shape_of_file(path), path.stat().st_size
     cells = protocol.cells(registered, "default")
 
     def rows(tokens: int, sessions: int = 1) -> int:
         return budget_bytes(shape, tokens, sessions, registered["page_tokens"])
 
-    largest = max(rows(cell["context"], cell["sessions"]) for cell in cells)
     longest = max(cell["context"] for cell in cells)
-    # A store and the snapshot that fills it; on disk the snapshots, Z1, Z2 and the plain file.
-    memory_bytes = largest + path.stat().st_size + max(largest, HEADROOM_BYTES)
+    memory_bytes = max(
+        workload.memory_needed(registered, shape, weight_bytes, cell) for cell in cells
+    )
+    # On disk the snapshots, Z1, Z2 and the plain file.
     cold = 4 * rows(registered["cold"]["prefix_tokens"])
     snapshots = sum(rows(cell["context"], cell["sessions"]) for cell in cells)
     return memory_bytes, snapshots + cold, f"{path.stem} at {longest:,} positions"
