@@ -26,12 +26,9 @@ FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 @dataclass
 class Counters:
-    """Successful calls of this process so far."""
+    """Successful syncs of files by this process so far."""
 
     fsyncs: int = 0
-    directory_fsyncs: int = 0
-    reads: int = 0
-    writes: int = 0
 
 
 counters = Counters()
@@ -75,10 +72,7 @@ def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
 
 def read_into(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
     """Fill writable buffers of bytes from ``offset``; returns bytes read, fewer only at the end."""
-    total = 0
-    for n in _move(os.preadv, fd, buffers, offset):
-        total += n
-    return total
+    return sum(_move(os.preadv, fd, buffers, offset))
 
 
 def fsync(fd: int) -> None:
