@@ -29,13 +29,14 @@ class Answer(NamedTuple):
 def of_verdict(verdict: Verdict) -> list[Answer]:
     """The answers in their order."""
     run, language, cold = verdict["run"], verdict["language"], verdict["cold"]
-    outcome = language["outcome"]
-    kind = f" ({language['kind']})" if language["kind"] else ""
     stays = f": {language['adopted']}" if language["adopted"] else ""
     return [
         Answer("What to run", store(verdict), run["reason"], run["store"] is not None),
         Answer(
-            "Which language", f"{outcome}{kind}{stays}", language["reason"], outcome != INCONCLUSIVE
+            "Which language",
+            f"{outcome(verdict)}{stays}",
+            language["reason"],
+            language["outcome"] != INCONCLUSIVE,
         ),
         Answer(
             "Which cold store",
@@ -50,6 +51,13 @@ def store(verdict: Verdict) -> str:
     """The store to run with its profile, as people read it."""
     run = verdict["run"]
     return "undecided" if run["store"] is None else f"{run['store']} ({run['profile'].upper()})"
+
+
+def outcome(verdict: Verdict) -> str:
+    """The language's outcome, with the kind of a KEEP."""
+    language = verdict["language"]
+    kind = f" ({language['kind']})" if language["kind"] else ""
+    return f"{language['outcome']}{kind}"
 
 
 def where(verdict: Verdict) -> str:
@@ -209,14 +217,11 @@ def _why_not(verdict: Verdict, name: str, row: Row) -> tuple[str, list[str]]:
     if row.get("chosen"):
         return RUN_THIS, []
     if name == run["fp32_store"]:
-        return "FP32 arm", [f"{reason['why']}: {reason['text']}" for reason in out]
+        return "FP32 arm", sentences(out)
     if row.get("why_not"):
         return _kinds(text.partition(":")[0] for text in row["why_not"]), list(row["why_not"])
     if out:
-        return (
-            _kinds(reason["why"] for reason in out),
-            [f"{reason['why']}: {reason['text']}" for reason in out],
-        )
+        return _kinds(reason["why"] for reason in out), sentences(out)
     if row:
         return "not chosen", [f"not chosen: {run['reason']}"] if run["store"] else []
     if name == language["challenger"]:
@@ -224,6 +229,11 @@ def _why_not(verdict: Verdict, name: str, row: Row) -> tuple[str, list[str]]:
     if name in language["retired"]:
         return "not tested", []
     return "", []
+
+
+def sentences(reasons: Iterable[Mapping[str, str]]) -> list[str]:
+    """A candidate's reasons, of ``eligibility``, each with its kind."""
+    return [f"{reason['why']}: {reason['text']}" for reason in reasons]
 
 
 #: Kinds of reason after which no other one matters.
@@ -234,6 +244,26 @@ def _kinds(words: Iterable[str]) -> str:
     """Each kind once; one of `_ALONE` says it all."""
     kinds = list(dict.fromkeys(words))
     return next((kind for kind in kinds if kind in _ALONE), ", ".join(kinds))
+
+
+# --------------------------------------------------------------------------------------------------
+# How far the method can be relied on
+
+#: Of ``error_rates``: key → how the simulated incumbents stand, in words.
+ARRANGEMENTS = {"as_measured": "incumbents as measured", "all_equal": "all incumbents equal"}
+
+
+def covers(test: Mapping[str, Any]) -> str:
+    """Whether a known answer's interval holds the truth, in words."""
+    if test["covers"] is None:
+        return "not measured"
+    if test["covers"]:
+        return "yes"
+    return (
+        "NO, and at 99.9% neither"
+        if test["covers_certainly"] is False
+        else "no, as one in twenty by chance"
+    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -147,13 +147,11 @@ def render(rows: list[dict[str, Any]]) -> Any:
 def _shown(r: dict[str, Any]) -> dict[str, str]:
     """A row as text, by column; each answer is two lines: what, and the figure."""
     run, language, cold = r["run"], r["language"], r["cold"]
-    store = f"{run['store']} ({run['profile'].upper()})" if run["store"] else "undecided"
-    kind = f" ({language['kind']})" if language["kind"] else ""
     return {
         "machine": r["machine"],
         "model": r["model"] + (" (synthetic)" if r["synthetic"] else ""),
-        "run": _two_lines(store, _over(run["over_fp32"], f"x {run['fp32_store']} ")),
-        "language": _two_lines(f"{language['outcome']}{kind}", _named(language["decided_by"])),
+        "run": _two_lines(answers.store(r), _over(run["over_fp32"], f"x {run['fp32_store']} ")),
+        "language": _two_lines(answers.outcome(r), _named(language["decided_by"])),
         "cold": _two_lines(cold["adopted"] or "undecided", _over(cold["z1_over_z2"])),
         "protocol": r["protocol_sha256"][:8],
     }

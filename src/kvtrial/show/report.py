@@ -18,7 +18,7 @@ from kvtrial.host import paths
 from kvtrial.host.files import write_text
 from kvtrial.run import protocol
 from kvtrial.run.layout import DEFAULT_MODEL
-from kvtrial.show import answers, plots, terminal
+from kvtrial.show import answers, plots
 
 
 def deciding(verdict: dict[str, Any], events: pd.DataFrame) -> pd.DataFrame:
@@ -170,7 +170,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         span=_span,
         sig=answers.significant,
         ratio=answers.interval,
-        covers=terminal.covers,
+        covers=answers.covers,
         small=lambda value: "" if value is None else f"{value:.3g}",
         share=lambda value: "" if value is None else f"{value:.2%}",
         pct=lambda share: f"{share:.0%}",

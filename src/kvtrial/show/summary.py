@@ -112,9 +112,8 @@ def _error_rates(rates: dict[str, Any]) -> list[str]:
     """What was simulated, a line an arrangement."""
     if rates["arrangements"] is None:
         return [f"- Error rates were not simulated: {rates['reason']}."]
-    ways = {"as_measured": "incumbents as measured", "all_equal": "all incumbents equal"}
     lines = []
-    for way, said in ways.items():
+    for way, said in answers.ARRANGEMENTS.items():
         chances = rates["arrangements"][way]["adopt_probability"]
         pairs = zip(rates["true_improvement"], chances)
         shown = ", ".join(f"{chance:.2%} at {true:.1%}" for true, chance in pairs)
@@ -134,7 +133,7 @@ def tables(verdict: dict[str, Any]) -> dict[str, pd.DataFrame]:
         {
             "candidate": name,
             "eligible": not reasons,
-            "reasons": "; ".join(f"{one['why']}: {one['text']}" for one in reasons),
+            "reasons": "; ".join(answers.sentences(reasons)),
         }
         for name, reasons in verdict["eligibility"].items()
     ]
@@ -231,7 +230,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 #: Logged value by value, in the order in which they were taken; the rest as one number an arm.
-SERIES = ("m2/step_ms", "m2/attention_ms", "m1/attention_ms", "direct/step_ms")
+SERIES = ("m2/step_ms", "m2/attention_ms", "m1/attention_ms")
 #: How a metric of many values becomes one number, where that is not their median.
 _AS_ONE: dict[str, Callable[[Any], Any]] = {
     "parity/positions": np.sum,
@@ -265,9 +264,8 @@ def arm_metrics(rows: pd.DataFrame, sessions: int) -> list[tuple[str, float, int
         ]
     last = rows["trial"] == rows.groupby("block")["trial"].transform("max")
     numbers = rows[last & rows["value"].notna() & ~rows["metric"].isin(_MEANINGLESS_AS_ONE)]
-    # The text of a number says which of two ways was measured.
-    for (metric, way), own in numbers.sort_values(["block", "index"]).groupby(["metric", "text"]):
-        name = events.METRIC_CHARACTERS.sub("_", f"{metric}.{way}" if way else str(metric))
+    for metric, own in numbers.sort_values(["block", "index"]).groupby("metric"):
+        name = events.METRIC_CHARACTERS.sub("_", str(metric))
         values = own["value"].to_numpy(np.float64)
         if metric in SERIES:
             metrics += [(name, value, step) for step, value in enumerate(values.tolist())]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -33,11 +33,6 @@ def render(verdict: Verdict, *, full: bool = False, provisional: Sequence[str] =
     parts: list[Any] = list(_everything(verdict)) if full else []
     parts += [*_arms(verdict, bool(provisional)), _box(verdict, provisional)]
     return Group(*parts)
-
-
-def print_verdict(verdict: Verdict, console: Console | None = None) -> None:
-    """Print the verdict; plain text where the output is no terminal."""
-    (console or Console()).print(render(verdict))
 
 
 def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
@@ -224,24 +219,11 @@ def _known_answers(known: dict[str, Any]) -> Iterable[Any]:
             f"{test['truth']:.2f}",
             measured,
             str(test["n_blocks"]),
-            covers(test),
+            answers.covers(test),
         )
     yield table
     if known["fault"]:
         yield Text(f"The method is in doubt: {known['fault']}.", "bold yellow")
-
-
-def covers(test: dict[str, Any]) -> str:
-    """Whether a known answer's interval holds the truth, in words."""
-    if test["covers"] is None:
-        return "not measured"
-    if test["covers"]:
-        return "yes"
-    return (
-        "NO, and at 99.9% neither"
-        if test["covers_certainly"] is False
-        else "no, as one in twenty by chance"
-    )
 
 
 def _error_rates(rates: dict[str, Any]) -> Iterable[Any]:
@@ -249,7 +231,7 @@ def _error_rates(rates: dict[str, Any]) -> Iterable[Any]:
     if rates["arrangements"] is None:
         yield Text(f"Error rates were not simulated: {rates['reason']}")
         return
-    ways = {"as_measured": "incumbents as measured", "all_equal": "all incumbents equal"}
+    ways = answers.ARRANGEMENTS
     table = _table(
         f"Chance of adopting {rates['challenger']} (claim: at most {rates['claim']:.1%} at a true "
         f"{rates['adopt_at']:.0%})",
@@ -282,7 +264,7 @@ def _quality(profiles: list[dict[str, Any]]) -> Iterable[Any]:
             _small(one.get("mean_kld")),
             _small(one.get("kld_upper")),
             "-" if lower is None else f"{lower:.2%}",
-            str(one.get("n_chunks", one.get("chunks", "-"))),
+            str(one.get("chunks", "-")),
             "yes" if one.get("gated", True) else "no: beyond the trained length",
         )
     yield table

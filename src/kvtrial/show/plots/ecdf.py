@@ -44,10 +44,5 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         axis.set_xlabel("step latency, ms (log scale)")
         axis.set_ylim(0, 1)
     axes[0].set_ylabel("share of steps")
-    curves = {
-        label: handle
-        for axis in axes
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    drawn.legend(curves.values(), curves.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    style.legend_below(drawn, axes, 4)
     return drawn

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvtrial.show import answers
 from kvtrial.show.plots import style
 
 SECTION = "error rates"
@@ -18,10 +19,8 @@ CAPTION = (
     "alike. Dashed: the improvement that adopts, and the chance claimed there."
 )
 
-_WAYS = (
-    ("as_measured", "incumbents as measured", "#D55E00", "o"),
-    ("all_equal", "all incumbents equal", "#0072B2", "s"),
-)
+#: Colour and marker of each arrangement.
+_LOOKS = {"as_measured": ("#D55E00", "o"), "all_equal": ("#0072B2", "s")}
 
 
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
@@ -31,8 +30,8 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         return None
     drawn, (axis,) = style.figure()
     improvements = [100 * x for x in rates["true_improvement"]]
-    for name, label, color, marker in _WAYS:
-        own = rates["arrangements"][name]
+    for name, label in answers.ARRANGEMENTS.items():
+        own, (color, marker) = rates["arrangements"][name], _LOOKS[name]
         axis.errorbar(
             improvements,
             own["adopt_probability"],

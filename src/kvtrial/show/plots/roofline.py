@@ -53,10 +53,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         axis.set_title("\n".join(lines), fontsize=8)
         axis.set_xlabel("operations per byte of K and V")
     axes[0].set_ylabel("GFLOP/s")
-    handles = {
-        label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels())
-    }
-    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=8)
+    style.legend_below(drawn, axes, 6)
     return drawn
 
 

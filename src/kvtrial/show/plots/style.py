@@ -68,6 +68,18 @@ def figure(
     return drawn, listed
 
 
+def legend_below(drawn: Figure, axes: Iterable[Axes], columns: int) -> None:
+    """One legend below all panels, each label once."""
+    handles = {
+        label: handle
+        for axis in axes
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    drawn.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=8
+    )
+
+
 def span_of(counts: Iterable[int]) -> str:
     """Numbers of blocks or steps as a title says them: ``6``, or ``6 to 18`` where they differ."""
     low, high = min(counts := list(counts)), max(counts)
