@@ -586,22 +586,22 @@ DECISION = [
     _rule(
         "rule: the veto asks for the interval",
         f"{_DECISION}/rule.py",
-        "return np.asarray(bounds.mean >= math.log1p(-decision",
-        "return np.asarray(bounds.low >= math.log1p(-decision",
+        "return np.asarray(bounds.mean >= worst_allowed(",
+        "return np.asarray(bounds.low >= worst_allowed(",
         "test_decide.py::test_a_veto_passed_without_its_interval_clearing_is_said",
     ),
     _rule(
         "rule: without its slack",
         f"{_DECISION}/rule.py",
-        'slack = decision["relative_slack"]',
-        "slack = 0.0",
+        'math.log1p(decision[at_least]) - decision["relative_slack"]',
+        "math.log1p(decision[at_least])",
         "test_decide.py::test_the_edge_of_adoption[within-the-slack]",
     ),
     _rule(
         "eligibility: a doubt removes an incumbent from what has to be beaten",
         f"{_DECISION}/eligibility.py",
-        "left_out = {Why.NOT_BUILT, Why.CONTROL}",
-        "left_out = set(Why) - _NO_DOUBT",
+        "if self.built(n) and n not in controls",
+        "if not self.doubts(n) and n not in controls",
         "test_decide.py::test_issue_19_a_doubt_about_k1_does_not_adopt_an_arm_that_is_7_percent_faster",
     ),
     _rule(

@@ -87,7 +87,7 @@ def every(value, n=64):
 
 
 def of_k2(table, protocol=REGISTERED):
-    found = quality.judge(table, protocol)
+    found = quality.judge(table, protocol, parity.judge(table, protocol))
     json.dumps(found, allow_nan=False)  # as verdict.json has it
     return found["K2"]
 
@@ -319,7 +319,8 @@ def test_missing_evidence_shows_nothing(metric, index, said):
 
 
 def test_no_rows_at_all_show_nothing():
-    found = quality.judge(TABLE[TABLE["stage"] == "run"], REGISTERED)
+    run = TABLE[TABLE["stage"] == "run"]
+    found = quality.judge(run, REGISTERED, parity.judge(run, REGISTERED))
     assert set(found) == set(REGISTERED["decision"]["profiles"])
     assert not any(one["shown"] for one in found.values())
 

@@ -30,7 +30,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Any:
             }
             for name in PROFILES
         }
-        monkeypatch.setattr(quality, "judge", lambda events, protocol: found)
+        monkeypatch.setattr(quality, "judge", lambda *_: found)
 
     say(*PROFILES)
     return say

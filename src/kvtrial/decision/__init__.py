@@ -5,6 +5,7 @@ Read `verdict` first; it calls all others in this order:
 ================  ==================================================================================
 `verdict`         `decide`: the first complete attempts, then everything below
 `validity`        which attempts and which blocks count
+`facts`           what the run knows of itself and of its candidates
 `contrasts`       what was measured, by block, and the ratio of two arms with its interval
 `parity`          whose logits are the baseline's
 `quality`         what reduced precision costs, with bounds

@@ -7,7 +7,15 @@ from typing import Any
 
 import pandas as pd
 
-from kvtrial.decision.contrasts import Layouts, Measured, cell_key, contrast, digits, unpaired
+from kvtrial.decision.contrasts import (
+    Layouts,
+    Measured,
+    cell_key,
+    contrast,
+    contrast_of,
+    digits,
+    unpaired,
+)
 from kvtrial.decision.validity import Judged
 from kvtrial.measure import figures
 from kvtrial.measure.aliases import WAYS, way_of
@@ -66,9 +74,9 @@ def control(trials: Judged, protocol: dict[str, Any]) -> dict[str, Any] | None:
         (rows["metric"] == "m1/attention_ms") & (rows["candidate"] == name), "value"
     ]
     reference = protocol["decision"]["reference"]
-    blocks = [figures.Block(own) for own in figures.steps(rows).values()]
+    blocks = list(figures.blocks(rows).values())
     steps = [step for block in blocks for step in block.all_steps(name)]
-    speed = [log for block in blocks if (log := block.log_speed(name, reference)) is not None]
+    speed = figures.log_speeds(blocks, name, reference)
     return {
         **protocol["control"],
         "tokens_per_s": digits(len(steps) / math.fsum(steps) * 1e3) if steps else None,
@@ -90,7 +98,7 @@ def direct_write(
     rules = protocol["direct_write"]
     plan = SamplingPlan.fixed(protocol, rules["blocks"])
     valid = trials.valid_rows[trials.valid_rows["stage"] == "direct_write"]
-    blocks = [figures.Block(own) for _, own in sorted(figures.steps(valid).items())]
+    blocks = figures.blocks(valid).values()
     hashes = rows[rows["metric"].isin(["output_xxh3", "rows_xxh3"])]
     edge = math.log1p(-rules["non_inferiority"]) - protocol["decision"]["relative_slack"]
     found: dict[str, Any] = {}
@@ -100,12 +108,7 @@ def direct_write(
             arm: set(zip(own["metric"], own["block"], own["text"]))
             for arm, own in hashes[hashes["candidate"].isin([direct, append])].groupby("candidate")
         }
-        logs = [log for block in blocks if (log := block.log_speed(direct, append)) is not None]
-        speed = contrast(
-            {n: math.exp(log) for n, log in enumerate(logs)},
-            dict.fromkeys(range(len(logs)), 1.0),
-            plan,
-        )
+        speed = contrast_of(figures.log_speeds(blocks, direct, append), plan)
         low = speed["ci95"][0] if speed["ratio"] is not None else None
         slots = rows[(rows["candidate"] == direct) & (rows["metric"] == "m2/by_slot")]["value"]
         row_bytes = rows[(rows["candidate"] == direct) & (rows["metric"] == "m2/row_bytes")][

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kvtrial.decision import stats
+from kvtrial.decision import facts, stats
 from kvtrial.measure import figures
 from kvtrial.measure.plan import SamplingPlan, Seen, cell_name
 from kvtrial.run.protocol import cells as cells_of
@@ -35,8 +35,7 @@ class Layouts:
     """How each arm lays out its rows, from the rows of stage ``run``."""
 
     def __init__(self, events: pd.DataFrame) -> None:
-        rows = events[(events["stage"] == "run") & (events["metric"] == "candidate/layout")]
-        self._of = dict(zip(rows["candidate"], rows["text"]))
+        self._of = facts.by_candidate(events, "candidate/layout")
 
     def differ(self, one: str, other: str) -> bool:
         """Whether a contrast of the two arms is one of layouts too, whatever else it is of."""
@@ -69,10 +68,7 @@ class Measured:
         self._anchors = [decision["reference"], *decision["challengers"]]
         m2 = rows[rows["stage"] == "m2"]
         self._blocks = {
-            cell_name(cell): {
-                number: figures.Block(steps, self._anchors)
-                for number, steps in figures.steps(self._of(m2, cell)).items()
-            }
+            cell_name(cell): figures.blocks(self._of(m2, cell), self._anchors)
             for cell in self.cells
         }
         self._medians = _by_arm(m2[m2["metric"].isin(_DESCRIBED)]).median().to_dict()
@@ -93,7 +89,7 @@ class Measured:
         return SamplingPlan.of_cell(self._protocol, cell)
 
     def blocks(self, cell: Cell) -> dict[int, figures.Block]:
-        """The cell's valid blocks."""
+        """The cell's valid blocks, ascending."""
         return self._blocks.get(cell_name(cell), {})
 
     def has(self, cell: Cell, name: str) -> bool:
@@ -113,8 +109,7 @@ class Measured:
             A time that is no positive number; the message names the arms and the context.
         """
         where = f"{top} against {bottom} at {cell['context']}"
-        blocks = sorted(self.blocks(cell).items())
-        own = {number: block.log_speed(top, bottom) for number, block in blocks}
+        own = {number: b.log_speed(top, bottom) for number, b in self.blocks(cell).items()}
         lacking = [number for number, log in own.items() if log is None]
         try:
             logs = stats.check(
@@ -130,8 +125,7 @@ class Measured:
 
     def pair_logs(self, cell: Cell) -> dict[tuple[str, str], Logs]:
         """Those of the plan's pairs that the cell's number of blocks rests on."""
-        blocks = [block for _, block in sorted(self.blocks(cell).items())]
-        return figures.pair_logs(blocks, self.plan(cell).pairs)
+        return figures.pair_logs(list(self.blocks(cell).values()), self.plan(cell).pairs)
 
     def short(self, cell: Cell) -> str | None:
         """Why the cell's blocks are not those that its plan asks for, or None."""
@@ -264,12 +258,20 @@ def interval_of(logs: Logs, plan: SamplingPlan, confidence: float | None = None)
 def contrast(top: dict[int, float], bottom: dict[int, float], plan: SamplingPlan) -> dict[str, Any]:
     """ratio top / bottom of two figures by block with its interval, or the reason why there is none."""
     try:
-        if not top or not bottom:
-            raise stats.InsufficientData("no valid blocks")
-        logs = stats.check(stats.paired_log_ratios(top, bottom))
+        logs = stats.paired_log_ratios(top, bottom) if top and bottom else []
     except stats.Unusable as problem:
         return no_ratio(problem)
-    return interval_of(logs, plan)
+    return contrast_of(logs, plan)
+
+
+def contrast_of(logs: Sequence[float] | Logs, plan: SamplingPlan) -> dict[str, Any]:
+    """The ratio of log ratios (n,), one a block, with its interval, or the reason why there is none."""
+    try:
+        if len(logs) == 0:
+            raise stats.InsufficientData("no valid blocks")
+        return interval_of(stats.check(logs), plan)
+    except stats.Unusable as problem:
+        return no_ratio(problem)
 
 
 def unpaired(top: dict[int, float], bottom: dict[int, float], confidence: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvtrial.decision import output
+from kvtrial.decision import facts, output
 from kvtrial.run.protocol import entrants
 
 
@@ -59,14 +59,18 @@ class Reasons(Mapping[str, Sequence[Reason]]):
         """Whether it may win."""
         return not self._of[name]
 
+    def first_eligible(self, names: Sequence[str]) -> str | None:
+        """The first of these that may win, or None."""
+        return next((name for name in names if self.eligible(name)), None)
+
     def built(self, name: str) -> bool:
         """Whether it is in the trial at all: only who is not is left out of what has to be beaten."""
         return all(reason.why is not Why.NOT_BUILT for reason in self._of[name])
 
     def to_beat(self, incumbents: Sequence[str]) -> list[str]:
         """Those of the incumbents that a challenger has to beat: all that are built, but for controls."""
-        left_out = {Why.NOT_BUILT, Why.CONTROL}
-        return [n for n in incumbents if all(r.why not in left_out for r in self._of[n])]
+        controls = {n for n in incumbents if any(r.why is Why.CONTROL for r in self._of[n])}
+        return [n for n in incumbents if self.built(n) and n not in controls]
 
     def doubts(self, name: str) -> list[Reason]:
         """Reasons that put its own figures in doubt; a lack or a control's role does not."""
@@ -86,9 +90,9 @@ CONTROL = "control"
 
 def judge(events: pd.DataFrame, protocol: dict[str, Any], parity: dict[str, Any]) -> Reasons:
     """Reasons of every candidate. ``parity`` is what `kvtrial.decision.parity.judge` gave."""
-    not_built = _texts(events, "candidate/not_built")
-    missing = _texts(events, "candidate/missing")
-    roles = _texts(events, "candidate/role")
+    not_built = facts.by_candidate(events, "candidate/not_built")
+    missing = facts.by_candidate(events, "candidate/missing")
+    roles = facts.by_candidate(events, "candidate/role")
     outcomes = _by_candidate(events, "conformance/outcome")
     failures: dict[str, list[tuple[str, str]]] = {}
     for metric in ("failed", "not_run"):
@@ -127,8 +131,3 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any], parity: dict[str, Any]
 
 def _by_candidate(events: pd.DataFrame, metric: str) -> dict[str, pd.DataFrame]:
     return {str(name): own for name, own in events[events["metric"] == metric].groupby("candidate")}
-
-
-def _texts(events: pd.DataFrame, metric: str) -> dict[str, str]:
-    rows = events[(events["stage"] == "run") & (events["metric"] == metric)]
-    return dict(zip(rows["candidate"], rows["text"]))

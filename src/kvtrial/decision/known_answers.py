@@ -33,7 +33,7 @@ def of_run(trials: Judged, protocol: dict[str, Any]) -> dict[str, Any]:
     """
     rules = protocol["known_answers"]
     rows = trials.valid_rows[trials.valid_rows["stage"] == "aa"]
-    blocks = [figures.Block(own) for _, own in sorted(figures.steps(rows).items())]
+    blocks = list(figures.blocks(rows).values())
     plan = SamplingPlan.fixed(protocol, rules["blocks"])
     truths = ((FIRST, SECOND, 1.0), (FIRST, PLANTED, 1.0 + rules["planted"]))
     slack = protocol["decision"]["relative_slack"]
@@ -65,7 +65,7 @@ def _test(
     truth: float,
 ) -> dict[str, Any]:
     named = {"top": top, "bottom": bottom, "truth": truth}
-    own = [log for b in blocks if (log := b.log_speed(top, bottom)) is not None]
+    own = figures.log_speeds(blocks, top, bottom)
     try:
         logs = stats.check(own, plan.first)
     except stats.Unusable as problem:

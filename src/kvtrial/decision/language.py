@@ -100,7 +100,7 @@ def decide(
         reference=stays,
         retired=tuple(n for n in decision["challengers"] if n in protocol["candidates"]),
     )
-    challenger = next((n for n in decision["challengers"] if reasons.eligible(n)), None)
+    challenger = reasons.first_eligible(decision["challengers"])
     if challenger is None:
         said.append(f"No Rust arm can win. Cython stays, by {stays}")
         return replace(kept, reason=". ".join(said))
@@ -207,7 +207,7 @@ def _test(
             f"at {cell['context']} the interval over {name} begins at {math.exp(own.low[i]):.3f}"
             for cell, (_, own) in zip(cells[1:], vetoes)
             for i, name in enumerate(incumbents)
-            if own.low[i] < math.log1p(-decision["veto_regression"]) - decision["relative_slack"]
+            if own.low[i] < rule.worst_allowed(decision)
         ]
         reason = (
             f"{challenger} is faster than every Cython FP32 arm ({', '.join(incumbents)}) by an interval "
@@ -254,5 +254,4 @@ def _equal(
 ) -> bool:
     own = measured.plan(cell).bounds(measured.logs(cell, challenger, stays))
     within = math.log1p(decision["veto_regression"]) + decision["relative_slack"]
-    under = math.log1p(-decision["veto_regression"]) - decision["relative_slack"]
-    return bool(own.low >= under and own.high <= within)
+    return bool(own.low >= rule.worst_allowed(decision) and own.high <= within)

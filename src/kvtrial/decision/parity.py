@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kvtrial.decision import facts
 from kvtrial.decision.contrasts import digits
 
 #: The column ``context`` of the prompt set's rows.
@@ -32,12 +33,12 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
     rules = protocol["parity"]
     baseline, comparison = rules["baseline"], rules["comparison"]
     tables = read(events)
-    profiles = events[(events["stage"] == "run") & (events["metric"] == "candidate/profile")]
-    profile_of = dict(zip(profiles["candidate"], profiles["text"]))
+    profile_of = facts.by_candidate(events, "candidate/profile")
+    trained = facts.of_run(events)["context_length"]
     left_out = skipped(events, protocol)
     held = [context for context in contexts(protocol) if context not in left_out]
     found = {
-        name: _of(tables, name, profile_of[name], held, protocol, trained_length(events))
+        name: _of(tables, name, profile_of[name], held, protocol, trained)
         for name in protocol["candidates"]
         if name != baseline and name in profile_of
     }
@@ -59,13 +60,6 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
 def contexts(protocol: dict[str, Any]) -> list[int]:
     """The filled contexts of the deciding cells, ascending."""
     return sorted({cell["context"] for cell in protocol["cells"] if cell["role"] != "extra"})
-
-
-def trained_length(events: pd.DataFrame) -> int | None:
-    """Positions that the model was trained for; None where the events don't say."""
-    rows = events[(events["stage"] == "run") & (events["metric"] == "run/context_length")]
-    texts = [text for text in rows["text"] if text.isdecimal()]
-    return int(texts[0]) if texts else None
 
 
 def within(protocol: dict[str, Any], context: int, trained: int) -> bool:

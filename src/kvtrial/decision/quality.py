@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from kvtrial.decision import parity
+from kvtrial.decision import facts, parity
 from kvtrial.decision.contrasts import digits
 
 
@@ -26,12 +26,17 @@ def chunks(protocol: dict[str, Any], context: int, trained: int) -> int:
     return int(protocol["quality"]["chunks" if gated else "reported_chunks"])
 
 
-def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Profile's arm → ``shown``, ``reasons`` why not, ``contexts`` and ``decode`` with the figures."""
-    trained = parity.trained_length(events)
+def judge(
+    events: pd.DataFrame, protocol: dict[str, Any], in_parity: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Profile's arm → ``shown``, ``reasons`` why not, ``contexts`` and ``decode`` with the figures.
+
+    ``in_parity`` is what `kvtrial.decision.parity.judge` gave.
+    """
+    trained = facts.of_run(events)["context_length"]
     tables, skipped = parity.read(events), parity.skipped(events, protocol)
     reference = protocol["parity"]["comparison"]
-    in_doubt = parity.judge(events, protocol)["candidates"].get(reference, {}).get("reasons")
+    in_doubt = in_parity["candidates"].get(reference, {}).get("reasons")
     result = {}
     for name in protocol["decision"]["profiles"]:
         reasons = []

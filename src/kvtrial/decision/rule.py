@@ -22,6 +22,11 @@ def judged_cells(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [c for role in ("primary", "veto") for c in cells if c["role"] == role]
 
 
+def worst_allowed(decision: Mapping[str, Any]) -> float:
+    """The log ratio below which a context is worse than is allowed; exactly as registered is not."""
+    return math.log1p(-decision["veto_regression"]) - float(decision["relative_slack"])
+
+
 def passes(
     role: str, bounds: Bounds, decision: Mapping[str, Any], at_least: str = "adopt_lower_bound"
 ) -> npt.NDArray[np.bool_]:
@@ -30,10 +35,9 @@ def passes(
     ``at_least`` names the improvement that the lower bound has to reach in the primary cell. The relative slack
     lets exactly 10% adopt and exactly 3% pass.
     """
-    slack = decision["relative_slack"]
     if role == "primary":
-        return np.asarray(bounds.low >= math.log1p(decision[at_least]) - slack)
-    return np.asarray(bounds.mean >= math.log1p(-decision["veto_regression"]) - slack)
+        return np.asarray(bounds.low >= math.log1p(decision[at_least]) - decision["relative_slack"])
+    return np.asarray(bounds.mean >= worst_allowed(decision))
 
 
 def adopts(

@@ -28,6 +28,7 @@ from kvtrial.decision import (
     cold,
     eligibility,
     error_rates,
+    facts,
     known_answers,
     language,
     output,
@@ -106,24 +107,22 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
     # Plain strings: slices of Arrow's are what would take the time.
     texts = events.select_dtypes("string").columns
     events = events.astype(dict.fromkeys(texts, object)).copy()
-    facts = _run_facts(events)
+    of_run = facts.of_run(events)
     chosen, attempts = validity.first_complete_attempts(events)
     trials = validity.judge(chosen, protocol)
-    measured = Measured(trials.valid_rows, protocol, facts["profile"], facts["usable_cpus"])
+    measured = Measured(trials.valid_rows, protocol, of_run["profile"], of_run["usable_cpus"])
     layouts = Layouts(chosen)
     parity_result = parity.judge(chosen, protocol)
-    quality_result = quality.judge(chosen, protocol)
+    quality_result = quality.judge(chosen, protocol, parity_result)
     reasons = eligibility.judge(chosen, protocol, parity_result)
     known = known_answers.of_run(trials, protocol)
     open_because = _open(chosen, attempts, trials, measured, known, protocol)
-    profile_of = _texts(chosen, "candidate/profile")
+    profile_of = facts.by_candidate(chosen, "candidate/profile")
     hot = language.decide(measured, reasons, layouts, protocol, open_because)
     decision = protocol["decision"]
     data = {
-        **{
-            key: facts[key]
-            for key in ("run_id", "model", "shape", "synthetic", "machine", "build_id")
-        },
+        **{key: of_run[key] for key in ("run_id", "model", "shape", "synthetic", "machine")},
+        "build_id": _build_id(events),
         "protocol_sha256": protocol_sha256,
         "protocol": protocol["name"],
         "run": running.decide(
@@ -142,7 +141,7 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "error_rates": error_rates.of_run(
             measured,
             trials,
-            next((n for n in decision["challengers"] if reasons.eligible(n)), None),
+            reasons.first_eligible(decision["challengers"]),
             reasons.to_beat(decision["incumbents"]),
             protocol,
         ),
@@ -152,32 +151,16 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "attempts": attempts,
         "validity": trials.summary,
         "skipped": _skipped(chosen),
-        "hypotheses": attribution.hypotheses(measured, facts["shape"], layouts, protocol),
+        "hypotheses": attribution.hypotheses(measured, of_run["shape"], layouts, protocol),
         "control": attribution.control(trials, protocol),
         "direct_write": attribution.direct_write(chosen, trials, protocol),
     }
     return Verdict(data)
 
 
-def _run_facts(events: pd.DataFrame) -> dict[str, Any]:
-    rows = events[events["stage"] == "run"]
-    texts = {m: t for m, t in zip(rows["metric"], rows["text"]) if m.startswith("run/")}
+def _build_id(events: pd.DataFrame) -> str:
     builds = sorted(set(events["build_id"]))
-    return {
-        "run_id": texts.get("run/run_id", "unknown"),
-        "model": texts.get("run/model", "unknown"),
-        "machine": texts.get("run/machine", "unknown"),
-        "shape": texts.get("run/shape", ""),
-        "synthetic": texts.get("run/synthetic", "") == "true",
-        "profile": texts.get("run/profile", "default"),
-        "usable_cpus": int(texts.get("run/usable_cpus", "1")),
-        "build_id": builds[0] if len(builds) == 1 else "mixed: " + ", ".join(builds),
-    }
-
-
-def _texts(events: pd.DataFrame, metric: str) -> dict[str, str]:
-    rows = events[(events["stage"] == "run") & (events["metric"] == metric)]
-    return dict(zip(rows["candidate"], rows["text"]))
+    return builds[0] if len(builds) == 1 else "mixed: " + ", ".join(builds)
 
 
 def _open(

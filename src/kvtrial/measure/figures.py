@@ -7,7 +7,7 @@ both took part in. Where they share no group, it is formed through the anchor, w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -91,6 +91,16 @@ class Block:
             ours, theirs = self._steps[group, top], self._steps[group, bottom]
             pairs += [(ours[n], theirs[n]) for n in sorted(ours.keys() & theirs.keys())]
         return figure(np.array(pairs, np.float64)) if pairs else None
+
+
+def blocks(rows: pd.DataFrame, anchors: Sequence[str] = ()) -> dict[int, Block]:
+    """Block's number → its steps, ascending, from the rows of one cell's valid blocks."""
+    return {number: Block(own, anchors) for number, own in sorted(steps(rows).items())}
+
+
+def log_speeds(blocks: Iterable[Block], top: str, bottom: str) -> list[float]:
+    """`Block.log_speed` of those blocks that say something of the two, in their order."""
+    return [log for block in blocks if (log := block.log_speed(top, bottom)) is not None]
 
 
 def pair_logs(

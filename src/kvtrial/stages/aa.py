@@ -13,8 +13,7 @@ from typing import Any
 from kvtrial.measure.aliases import ARMS, PLANTED
 from kvtrial.measure.plan import SamplingPlan
 from kvtrial.stages import m2
-from kvtrial.stages.common import Block, CellRun, Stage, StageError, Work, exit_tracked, run_cells
-from kvtrial.stages.progress import Progress
+from kvtrial.stages.common import Block, CellRun, Stage, Work, exit_tracked, run_whole
 
 
 def block_spec(stage: Stage, block: Block, slow: list[str] | None) -> dict[str, Any]:
@@ -46,10 +45,7 @@ def main(argv: list[str] | None = None) -> int:
                 for cell in stage.measured_cells(attempt)
                 if cell["role"] == "primary"
             ]
-        planned = [Block(run.cell, n) for run in runs for n in range(run.plan.first)]
-        with Progress("aa", stage.estimated(attempt, planned), in_seconds=True) as progress:
-            if (ended := run_cells(runs, progress)) is not None:
-                raise StageError(f"aa: {ended[1].reason}; {ended[1].remedy}")
+        run_whole(stage, attempt, runs)
     return 0
 
 

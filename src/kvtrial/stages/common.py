@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from kvtrial import candidates, tracking
 from kvtrial.host import build, machine
@@ -383,7 +382,8 @@ class CellRun:
         self._void = 0
         self._slow: list[str] | None = None
         self._trials: dict[int, int] = {}
-        self.valid: dict[int, pd.DataFrame] = {}
+        self.valid: set[int] = set()
+        self._figures: dict[int, figures.Block] = {}
         for number in itertools.count():
             trial = 0
             while attempt.has(self._unit(number, trial)):
@@ -404,14 +404,15 @@ class CellRun:
             self._slow = sorted(set(table.loc[table["metric"] == "rotation/slow", "candidate"]))
         void = void_reason(table, self.stage.protocol["void"])
         if void is None:
-            self.valid[number] = table
+            self.valid.add(number)
+            self._figures |= figures.blocks(table, self.stage.anchors)
         else:
             self._void += 1
         return void
 
     def next(self) -> int | Hopeless | None:
         """What the plan says to what there is."""
-        return self.plan.next(Seen(self.valid.keys(), self._void, list(self.logs().values())))
+        return self.plan.next(Seen(self.valid, self._void, list(self.logs().values())))
 
     def wanted(self) -> int:
         """How many blocks the cell is to have, as far as its first ones have said."""
@@ -419,11 +420,7 @@ class CellRun:
 
     def logs(self) -> dict[tuple[str, str], np.ndarray]:
         """Log ratios of the plan's pairs over the valid blocks; without pairs that some block lacks."""
-        blocks = [
-            figures.Block(steps, self.stage.anchors)
-            for _, table in sorted(self.valid.items())
-            for steps in figures.steps(table).values()
-        ]
+        blocks = [block for _, block in sorted(self._figures.items())]
         return figures.pair_logs(blocks, self.plan.pairs)
 
     def run(self, number: int) -> str | None:
@@ -479,6 +476,30 @@ def run_cells(
         if number is not None:
             return run, number
     return None
+
+
+def planned(runs: Iterable[CellRun]) -> list[Block]:
+    """The blocks that the cells have in any case."""
+    return [Block(run.cell, number) for run in runs for number in range(run.plan.first)]
+
+
+def progress_of(stage: Stage, attempt: Attempt, runs: Iterable[CellRun]) -> Progress:
+    """The progress of a stage whose blocks were estimated."""
+    return Progress(stage.name, stage.estimated(attempt, planned(runs)), in_seconds=True)
+
+
+def run_whole(stage: Stage, attempt: Attempt, runs: list[CellRun]) -> None:
+    """Run all cells of a stage that is nothing without one of them.
+
+    Raises
+    ------
+    StageError
+        A cell is hopeless.
+    """
+    with progress_of(stage, attempt, runs) as progress:
+        if (ended := run_cells(runs, progress)) is not None:
+            _, why = ended
+            raise StageError(f"{stage.name}: {why.reason}; {why.remedy}")
 
 
 def run_arms(

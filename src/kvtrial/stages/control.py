@@ -14,8 +14,15 @@ import sys
 from kvtrial.measure import shapes
 from kvtrial.measure.plan import SamplingPlan
 from kvtrial.stages import m1, m2
-from kvtrial.stages.common import Block, Cell, CellRun, Stage, StageError, exit_tracked, run_cells
-from kvtrial.stages.progress import Progress
+from kvtrial.stages.common import (
+    Cell,
+    CellRun,
+    Stage,
+    StageError,
+    exit_tracked,
+    progress_of,
+    run_cells,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,8 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             CellRun(stage, attempt, m2.work(stage, names), cell, once),
             CellRun(stage, attempt, m1.work(stage, names[1:]), region, once),
         ]
-        planned = [Block(run.cell, 0) for run in runs]
-        with Progress("control", stage.estimated(attempt, planned), in_seconds=True) as progress:
+        with progress_of(stage, attempt, runs) as progress:
             if (ended := run_cells(runs, progress)) is not None:
                 progress.say(f"not measured: {ended[1].reason}")
     return 0

@@ -16,17 +16,7 @@ from kvtrial.contract import Capability
 from kvtrial.measure.aliases import WAYS, way_of
 from kvtrial.measure.plan import SamplingPlan
 from kvtrial.stages import m2
-from kvtrial.stages.common import (
-    Block,
-    Cell,
-    CellRun,
-    Stage,
-    StageError,
-    Work,
-    exit_tracked,
-    run_cells,
-)
-from kvtrial.stages.progress import Progress
+from kvtrial.stages.common import Block, Cell, CellRun, Stage, Work, exit_tracked, run_whole
 
 
 def block_spec(
@@ -63,12 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         work = Work(m2.MODULE, lambda block, own, slow: block_spec(stage, block, own, slow), names)
         plan = SamplingPlan.fixed(stage.protocol, rules["blocks"])
         runs = [CellRun(stage, attempt, work, cell, plan)] if names else []
-        planned = [Block(run.cell, n) for run in runs for n in range(run.plan.first)]
-        with Progress(
-            "direct_write", stage.estimated(attempt, planned), in_seconds=True
-        ) as progress:
-            if (ended := run_cells(runs, progress)) is not None:
-                raise StageError(f"direct_write: {ended[1].reason}; {ended[1].remedy}")
+        run_whole(stage, attempt, runs)
     return 0
 
 

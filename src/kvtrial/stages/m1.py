@@ -21,12 +21,10 @@ from kvtrial.stages.common import (
     Cell,
     CellRun,
     Stage,
-    StageError,
     Work,
     exit_tracked,
-    run_cells,
+    run_whole,
 )
-from kvtrial.stages.progress import Progress
 
 MODULE = "kvtrial.measure.attention"
 #: Layers of different rows that a synthetic shape has.
@@ -93,10 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     with stage.attempt() as attempt:
         names = stage.runnable(attempt, timed=True)
         runs = cell_runs(stage, attempt, stage.measured_cells(attempt), names)
-        planned = [Block(run.cell, n) for run in runs for n in range(run.plan.first)]
-        with Progress("m1", stage.estimated(attempt, planned), in_seconds=True) as progress:
-            if (ended := run_cells(runs, progress)) is not None:
-                raise StageError(f"m1: {ended[1].reason}; {ended[1].remedy}")
+        run_whole(stage, attempt, runs)
     return 0
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import sys
 import tempfile
 from pathlib import Path
@@ -23,10 +22,10 @@ from kvtrial import candidates
 from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.decision import labels, output, validity
-from kvtrial.decision.contrasts import Measured, contrast, digits
+from kvtrial.decision.contrasts import Measured, contrast, contrast_of, digits
 from kvtrial.host import build, machine, paths, selection
 from kvtrial.host.files import write_text
-from kvtrial.measure import shapes
+from kvtrial.measure import figures, shapes
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan
 from kvtrial.measure.stores import shape_of
@@ -35,7 +34,7 @@ from kvtrial.run.layout import ConfigError
 from kvtrial.stages import conformance as suite
 from kvtrial.stages import m1, m2
 from kvtrial.stages import workload as snapshots
-from kvtrial.stages.common import Block, CellRun, Stage, run_cells
+from kvtrial.stages.common import CellRun, Stage, planned, run_cells
 from kvtrial.stages.progress import Progress
 
 #: Blocks of the decode: first, and at most, by their spread; and what they are to reach, of the log ratio.
@@ -232,8 +231,8 @@ def _decode(stage: Stage, cell: dict[str, Any], plan: SamplingPlan) -> None:
 
 def _run(runs: list[CellRun], title: str, seconds: float) -> None:
     """Run cells to their ends; a cell that is given up leaves too few blocks, which is then said."""
-    planned = [Block(run.cell, number).name for run in runs for number in range(run.plan.first)]
-    with Progress(title, dict.fromkeys(planned, seconds), in_seconds=True) as progress:
+    expected = {block.name: seconds for block in planned(runs)}
+    with Progress(title, expected, in_seconds=True) as progress:
         if (ended := run_cells(runs, progress)) is not None:
             progress.say(ended[1].reason)
 
@@ -268,14 +267,8 @@ def _results(
     judged = validity.judge(table, registered)
     rows = judged.valid_rows
     measured = Measured(rows, registered, stage.profile, stage.usable_cpus)
-    logs = [
-        log
-        for _, block in sorted(measured.blocks(cell).items())
-        if (log := block.log_speed(name, against)) is not None
-    ]
-    decode = contrast(
-        {n: math.exp(log) for n, log in enumerate(logs)}, dict.fromkeys(range(len(logs)), 1.0), plan
-    )
+    logs = figures.log_speeds(measured.blocks(cell).values(), name, against)
+    decode = contrast_of(logs, plan)
     shape = shapes.name_of(stage.workload["shape"])
     times = {
         arm: measured.attention_ms(cell, arm, shape) if shape in measured.shapes else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvtrial.show import summary
+from kvtrial.show import answers, summary
 from kvtrial.tracking.store import MAX_TAG, RUN_OF, MlflowStore
 
 
@@ -94,7 +94,7 @@ def log_verdict(store: MlflowStore) -> None:
         for stage, run_id in run_of.items()
     }
     eligible = {
-        name: "; ".join(f"{reason['why']}: {reason['text']}" for reason in own) or "yes"
+        name: "; ".join(answers.sentences(own)) or "yes"
         for name, own in verdict["eligibility"].items()
     }
     store.tags(

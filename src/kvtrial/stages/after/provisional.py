@@ -24,6 +24,8 @@ from kvtrial.run.layout import ConfigError
 
 #: Blocks of which an interval can be made.
 _FEWEST = 2
+#: Columns that name a cell of whole decodes.
+_CELL = ["context", "sessions", "threads"]
 
 
 class NothingYet(ConfigError):
@@ -71,8 +73,9 @@ def decide_so_far(run_dir: Path) -> SoFar:
         own = rows[rows["stage"] == stage]
         if not (own["metric"] == "attempt/complete").any():
             missing.append(f"stage {stage} is not finished")
+    decodes = _valid(rows, registered, "m2")
     counts = {
-        cell_name(cell): _blocks(rows, registered, "m2", cell)
+        cell_name(cell): len(figures.steps(_of(decodes, cell)))
         for cell in rule.judged_cells(registered)
     }
     for cell in rule.judged_cells(registered):
@@ -86,29 +89,29 @@ def decide_so_far(run_dir: Path) -> SoFar:
         )
     if (rows["protocol_sha256"] != protocol.sha256(registered)).any():
         decide(rows, registered)  # says what is mixed
-    relaxed = _relaxed(registered, counts, _blocks(rows, registered, "aa"))
+    known = len(figures.steps(_valid(rows, registered, "aa")))
+    relaxed = _relaxed(registered, counts, known)
     table = _as_if_complete(rows).assign(protocol_sha256=protocol.sha256(relaxed))
     data: dict[str, Any] = decide(table, relaxed).data
     roles = {cell_name(cell): cell["role"] for cell in registered["cells"]}
     for row in [*data["arms"], *data["contrasts"], *data["hypotheses"]]:
-        row["role"] = roles[cell_name({k: row[k] for k in ("context", "sessions", "threads")})]
+        row["role"] = roles[cell_name({key: row[key] for key in _CELL})]
     data["protocol_sha256"] = protocol.sha256(registered)
     return SoFar(Verdict(data), missing or ["the verdict itself: give `make verdict` again"])
 
 
-def _blocks(
-    rows: pd.DataFrame, registered: dict[str, Any], stage: str, cell: dict[str, Any] | None = None
-) -> int:
-    """Blocks of a stage that count so far, of one cell or of all."""
+def _valid(rows: pd.DataFrame, registered: dict[str, Any], stage: str) -> pd.DataFrame:
+    """Rows of a stage's blocks that count so far."""
     own = rows[rows["stage"] == stage]
     if own.empty:
-        return 0
+        return own
     chosen, _ = validity.first_complete_attempts(own)
-    valid = validity.judge(chosen, registered).valid_rows
-    for key, value in (cell or {}).items():
-        if key in ("context", "sessions", "threads"):
-            valid = valid[valid[key] == value]
-    return len(figures.steps(valid))
+    return validity.judge(chosen, registered).valid_rows
+
+
+def _of(rows: pd.DataFrame, cell: dict[str, Any]) -> pd.DataFrame:
+    """Those of a cell of one number of threads."""
+    return rows[(rows[_CELL] == [cell[key] for key in _CELL]).all(axis=1)]
 
 
 def _relaxed(registered: dict[str, Any], counts: dict[str, int], known: int) -> dict[str, Any]:
