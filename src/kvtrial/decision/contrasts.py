@@ -258,7 +258,9 @@ def interval_of(logs: Logs, plan: SamplingPlan, confidence: float | None = None)
 def contrast(top: dict[int, float], bottom: dict[int, float], plan: SamplingPlan) -> dict[str, Any]:
     """ratio top / bottom of two figures by block with its interval, or the reason why there is none."""
     try:
-        logs = stats.paired_log_ratios(top, bottom) if top and bottom else []
+        logs: Sequence[float] | Logs = []
+        if top and bottom:
+            logs = stats.paired_log_ratios(top, bottom)
     except stats.Unusable as problem:
         return no_ratio(problem)
     return contrast_of(logs, plan)
