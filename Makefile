@@ -7,6 +7,8 @@ MODEL ?=
 PROTOCOL ?=
 PROFILE ?=
 FORCE ?=
+# One process of tests a core; a file's tests share what they set up, so they stay together.
+WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 PY := .venv/bin/python
 SNAKEMAKE := $(PY) -m snakemake --cores $(CORES)
 # One --config with all of them, and behind the targets: a second one would replace the first, and it takes
@@ -51,7 +53,7 @@ build: setup  ## compile the kernels where they are older than their sources
 	@$(SNAKEMAKE) build $(ARGS)
 
 model: setup  ## fetch the model (MODEL=name for another)
-	@$(SNAKEMAKE) model $(CHOSEN) $(ARGS)
+	@$(SNAKEMAKE) model $(CHOSEN)
 
 report: setup  ## the verdict with its figures as one HTML page
 	@$(SNAKEMAKE) report $(CHOSEN) $(ARGS)
@@ -78,7 +80,7 @@ rooms: setup  ## draw docs/img/rooms.svg again, from the imports
 	@$(PY) scripts/rooms.py
 
 test: setup model  ## the tests, without the slow ones
-	@$(PY) -m pytest -m "not slow and not cluster and not browser and not neon and not avx512" $(ARGS)
+	@$(PY) -m pytest $(WORKERS) -m "not slow and not cluster and not browser and not neon and not avx512" $(ARGS)
 
 test-slurm: setup  ## a trial through a real Slurm on this machine (needs slurm-wlm and munge)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/cluster.txt
@@ -89,7 +91,7 @@ test-browser: setup  ## the report and the MLflow UI in headless Chromium
 	@$(PY) -m pytest tests/browser $(ARGS)
 
 test-all: setup model test-slurm test-browser test-neon test-avx512  ## all tests
-	@$(PY) -m pytest -m "not cluster and not browser and not neon and not avx512" $(ARGS)
+	@$(PY) -m pytest $(WORKERS) -m "not cluster and not browser and not neon and not avx512" $(ARGS)
 
 test-neon: setup  ## the vector kernels as AArch64 runs them, under QEMU (says what it needs)
 	@$(PY) -m pytest tests/native -m neon $(ARGS)
