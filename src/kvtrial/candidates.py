@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from kvtrial.contract import (
+    FP32,
     Candidate,
     CandidateNotBuilt,
     InvalidArgument,
@@ -41,7 +42,7 @@ def _load(point: EntryPoint) -> Candidate:
             name=point.name,
             title="(does not load)",
             role="contender",
-            profile=Profile.FP32,
+            profile=FP32,
             language="unknown",
             owner="unknown",
             layout="unknown",
@@ -80,7 +81,7 @@ def choose(name: str | None = None, profile: Profile | str | None = None) -> tup
     selected = selection.load()
     default = get(selected.default)
     # The FP32 store last: it is what `fp32` names where the default is one too.
-    stores = {default.profile.value: selected.default, Profile.FP32.value: selected.fp32}
+    stores = {default.profile.name: selected.default, FP32.name: selected.fp32}
     if profile is None:
         return default, selected.origin
     asked = _profile_text(profile)
@@ -94,7 +95,7 @@ def choose(name: str | None = None, profile: Profile | str | None = None) -> tup
 
 
 def _profile_text(profile: Profile | str) -> str:
-    return profile.value if isinstance(profile, Profile) else str(profile)
+    return profile.name if isinstance(profile, Profile) else str(profile)
 
 
 def open_store(

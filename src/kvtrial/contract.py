@@ -37,14 +37,16 @@ Errors change nothing: after any `KVError` length, bitmap, page table, reference
 are bitwise as before the call.
 
 Non-finite rows. An FP32 store keeps every bit pattern; a valid row that holds NaN or inf takes part
-in attention as IEEE arithmetic says. FP16 stores keep NaN and inf, and refuse finite values that FP16
-cannot hold (``|x| >= 65520``) with `NumericRange`. Q8_0 stores refuse rows that are not finite and rows
-whose scale FP16 cannot hold.
+in attention as IEEE arithmetic says. What a narrower format can't hold is refused with `NumericRange`, and
+its `Profile` says what that is: magnitudes from ``limit`` on, and where ``finite``, NaN and inf. FP16 keeps
+NaN and inf and refuses ``|x| >= 65520``; Q8_0 refuses rows that are not finite and rows whose step FP16
+can't hold.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -55,6 +57,7 @@ import numpy as np
 import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -226,12 +229,42 @@ REQUIRED_CAPABILITIES = frozenset(
 )
 
 
-class Profile(enum.Enum):
-    """Numerical profile: how a row is stored. Sums are FP32 in each."""
+@dataclass(frozen=True)
+class Profile:
+    """Numerical profile: how far storing may change a row. Sums are FP32 in each.
 
-    FP32 = "fp32"
-    FP16 = "fp16"
-    Q8_0 = "q8_0"
+    Attributes
+    ----------
+    name : str
+        Such as "fp16": in protocols, verdicts and selections.
+    limit : float
+        Magnitudes from here on don't fit, and are `NumericRange`; inf where every float32 does.
+    finite : bool
+        Infinities and NaN don't fit either.
+    bound : callable
+        float64 rows (..., D) → the largest absolute change of each element by storing it.
+    rounded : callable, optional
+        float32 array → what `read` gives back, bit for bit, where an element is stored by itself.
+    """
+
+    name: str
+    limit: float
+    bound: Callable[[F64], F64]
+    finite: bool = False
+    rounded: Callable[[F32], F32] | None = None
+
+    def storage_bound(self, x: npt.ArrayLike) -> F64:
+        """Largest absolute change of each element of ``x`` (..., D) by storing it."""
+        return self.bound(np.asarray(x, np.float64))
+
+    @property
+    def exact(self) -> bool:
+        """Whether rows come back as they were."""
+        return not self.storage_bound([1.0]).any()
+
+
+#: What the oracle is held against without a storage error, and every other profile compared with.
+FP32 = Profile("fp32", limit=math.inf, bound=np.zeros_like, rounded=np.array)
 
 
 def _integer(value: Any, name: str) -> int:

@@ -8,10 +8,8 @@ Error bound
 the unit roundoff of float32, and g(m) = m u / (1 - m u), the classical bound of m roundings (Higham,
 *Accuracy and Stability of Numerical Algorithms*, section 3.1), a store may be off the oracle by
 
-1. *Storage.* A stored element x is off by `storage_bound`: nothing for FP32; for FP16 half a unit
-   in the last place, 2^-11 |x|, or 2^-25 among the subnormals; for Q8_0 half a step of max / 127
-   over its block of 32, and the rounding of the step itself to FP16, 2^-11 of it for each of up to
-   127 steps.
+1. *Storage.* A stored element x is off by its profile's `storage_bound`: nothing for FP32; the others
+   derive theirs beside their record.
 2. *Scores.* A dot of length D, in any order, times scale, which is rounded to float32 itself:
    g(D + 2) |scale| sum |q k|, and |scale| sum |q| dk for storage.
 3. *Weights.* exp(s - max) takes a rounded difference, u (|s| + |max|), and an exponential good to
@@ -38,8 +36,6 @@ F64 = npt.NDArray[np.float64]
 
 #: Units in the last place that an exponential may be off by.
 EXP_ULPS = 4
-#: Elements that share one Q8_0 scale, along head_dim.
-Q8_BLOCK = 32
 
 _U = 2.0**-24
 
@@ -128,22 +124,6 @@ def attention_block(
     )
 
 
-def storage_bound(profile: Profile, x: npt.ArrayLike) -> F64:
-    """Largest absolute change of each element of ``x`` (..., D) by storing it in ``profile``."""
-    size = np.abs(np.asarray(x, np.float64))
-    if profile is Profile.FP32:
-        return np.zeros_like(size)
-    if profile is Profile.FP16:
-        return np.maximum(size * 2.0**-11, 2.0**-25)
-    bound = np.empty_like(size)
-    for start in range(0, size.shape[-1], Q8_BLOCK):
-        block = size[..., start : start + Q8_BLOCK]
-        step = block.max(axis=-1, keepdims=True) / 127
-        scale_error = np.maximum(step * 2.0**-11, 2.0**-25)
-        bound[..., start : start + Q8_BLOCK] = step / 2 + 127 * scale_error + 4 * _U * 127 * step
-    return bound
-
-
 def tolerance(
     profile: Profile,
     q: npt.ArrayLike,
@@ -162,7 +142,7 @@ def tolerance(
     bound = np.zeros((heads, head_dim))
     if len(rows) == 0:
         return bound
-    k_error, v_error = storage_bound(profile, k64[rows]), storage_bound(profile, v64[rows])
+    k_error, v_error = profile.storage_bound(k64[rows]), profile.storage_bound(v64[rows])
     group = heads // k64.shape[1]
     n = len(rows)
     for head in range(heads):

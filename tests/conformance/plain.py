@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvtrial.contract import (
+    FP32,
     BranchDiverged,
     BranchesOpen,
     Candidate,
@@ -20,7 +21,6 @@ from kvtrial.contract import (
     PageTable,
     Partial,
     PoolExhausted,
-    Profile,
     SlotCancelled,
     StaleOwner,
     StepIncomplete,
@@ -560,7 +560,7 @@ def candidate(name: str, session_type: type[PlainSession]) -> Candidate:
         name=name,
         title="NumPy pages",
         role="contender",
-        profile=Profile.FP32,
+        profile=FP32,
         language="numpy",
         owner="numpy",
         layout="paged",

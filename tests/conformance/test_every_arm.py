@@ -137,7 +137,7 @@ def test_pages_without_content_are_nan(arm: Candidate, poison: None) -> None:
     """B1, B8: fresh pages and those that were given back, padding lanes beside rows, in every format; what
     is shown of a page has zeros where there is no row."""
     trial = Trial(arm, 16)
-    kind = {"fp32": np.float32, "fp16": np.float16}.get(arm.profile.value, np.uint8)
+    kind = {"fp32": np.float32, "fp16": np.float16}.get(arm.profile.name, np.uint8)
 
     def rows_of(view: memoryview) -> np.ndarray:
         page = np.array(np.frombuffer(view, kind).reshape(3, 2, 16, -1))

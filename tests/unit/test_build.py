@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kvtrial.hot._paged import PagedStore
 
 from kvtrial.contract import InvalidArgument, StaleBuild, StoreSpec
 from kvtrial.host import build
+from kvtrial.hot.formats.fp32 import FP32
+from kvtrial.hot.paged import open_paged
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,9 +62,10 @@ def test_a_kernels_code_becomes_an_exception() -> None:
         [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
     )
     name = ctypes.c_char_p(b"kvtrial.kv_kernel")
-    store = PagedStore(
+    failing = capsule(ctypes.cast(kernel, ctypes.c_void_p), name, None)
+    store = open_paged(
         StoreSpec(1, 2, 1, 8, budget_bytes=1 << 16),
-        kernel=capsule(ctypes.cast(kernel, ctypes.c_void_p), name, None),
+        format=replace(FP32, kernel=lambda head_dim: failing),
     )
     session = store.open_session()
     row = np.ones((1, 1, 8), np.float32)

@@ -20,6 +20,7 @@ from kvtrial import candidates
 from kvtrial.contract import CandidateNotBuilt, StoreSpec
 from kvtrial.host import build
 from kvtrial.hot import paged
+from kvtrial.hot.formats.fp32 import FP32
 
 MODULE = "kvtrial.hot._kernels_clang"
 
@@ -138,7 +139,9 @@ def test_its_module_is_made_by_what_is_called_clang(tmp_path: Path) -> None:
     outputs = []
     for store in (
         paged.open_paged(shape),
-        paged.open_paged(shape, kernel=module.kernels()["fp32"]),
+        paged.open_paged(
+            shape, format=replace(FP32, kernel=lambda head_dim: module.kernels()["fp32"])
+        ),
     ):
         session = store.open_session()
         session.append(0, np.arange(133), k, v)

@@ -9,7 +9,7 @@ from kvtrial.candidates import candidates
 from kvtrial.cold import KINDS, Identity, open_cold
 from kvtrial.cold.errors import IdentityMismatch
 from kvtrial.cold.page import PageMeta, content_address
-from kvtrial.contract import PoolExhausted, Profile, StoreSpec
+from kvtrial.contract import PoolExhausted, StoreSpec
 
 P = 16
 ROWS = 3 * P + 5
@@ -31,7 +31,7 @@ def filled(name, store, holes=False):
     for layer in range(2):
         k, v = draw.standard_normal((2, ROWS, 2, 32), dtype=np.float32)
         v[4, 0, 0] = -0.0
-        if candidates()[name].profile is not Profile.Q8_0:  # which refuses what isn't finite
+        if not candidates()[name].profile.finite:  # which refuses what isn't finite
             v[4, 0, 1] = np.array([0x7F800001], np.uint32).view(np.float32)[0]
         session.append(layer, positions, k, v)
     if holes:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvtrial import reference
 from kvtrial.contract import (
+    FP32,
     REQUIRED_CAPABILITIES,
     Candidate,
     Capability,
@@ -20,7 +21,6 @@ from kvtrial.contract import (
     MemoryLedger,
     Partial,
     PoolExhausted,
-    Profile,
     StaleOwner,
     StoreSpec,
     merge,
@@ -116,7 +116,7 @@ def test_missing_capabilities_are_the_required_ones() -> None:
         name="K0",
         title="flat",
         role="baseline",
-        profile=Profile.FP32,
+        profile=FP32,
         language="cython",
         owner="cython",
         layout="flat",

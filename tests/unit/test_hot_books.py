@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from kvtrial.hot._paged import PagedStore
 
 from kvtrial.contract import (
     HoleNotAllowed,
@@ -17,6 +18,8 @@ from kvtrial.contract import (
     Unsupported,
 )
 from kvtrial.hot import flat, paged
+from kvtrial.hot.formats.q8_0 import Q8_0
+from kvtrial.hot.paged import open_paged
 
 CANDIDATES = [flat.K0, flat.A1, paged.A2, paged.K1, paged.K2, paged.K5, paged.K1T, paged.K2T]
 
@@ -125,10 +128,9 @@ def test_flat_stores_say_what_they_lack():
 
 def test_options_of_a_paged_store():
     spec = StoreSpec(1, 1, 1, 8, budget_bytes=1 << 16)
-    with pytest.raises(InvalidArgument, match="fp8"):
-        PagedStore(spec, format="fp8")
-    with pytest.raises(InvalidArgument, match="only fp32"):
-        PagedStore(spec, format="fp16", kernel="scalar")
-    with pytest.raises(InvalidArgument, match="only fp32"):
-        PagedStore(spec, format="fp32t", kernel="scalar")
-    assert PagedStore(spec).page_format == "fp32/head-major/P16/H1/D8"
+    with pytest.raises(InvalidArgument, match="'fp8'; allowed: fp16, fp16t, fp32, fp32t, q8_0"):
+        open_paged(spec, format="fp8")
+    with pytest.raises(InvalidArgument, match="only rows of elements"):
+        open_paged(spec, format=replace(Q8_0, transposed=True))
+    assert open_paged(spec).page_format == "fp32/head-major/P16/H1/D8"
+    assert open_paged(spec, format="fp16t").page_format == "fp16t/head-major/P16/H1/D8"

@@ -11,6 +11,7 @@ from kvtrial.hot._paged import PagedStore
 
 from kvtrial.contract import NumericRange, StoreSpec
 from kvtrial.hot import flat, paged
+from kvtrial.hot.formats import row_format
 
 ARMS = (flat.K0, flat.A1, paged.A2, paged.K1, paged.K1C, paged.K2, paged.K5, paged.K1T, paged.K2T)
 CANDIDATES = [arm for arm in ARMS if arm.not_built is None]
@@ -46,7 +47,7 @@ def test_attention_is_softmax_attention(candidate, heads, head_dim):
     out = np.full_like(q, np.nan)
     scale = head_dim**-0.5
     session.attend(0, q[0], out[0], scale)
-    allowed = TOLERANCE[candidate.profile.value]
+    allowed = TOLERANCE[candidate.profile.name]
     assert np.abs(out[0] - softmax_attention(q[0], k, v, scale)).max() < allowed
     session.attend_block(0, q, out, scale)
     for i in range(6):
@@ -181,10 +182,10 @@ def test_exp_stays_within_an_ulp():
 
 def test_padding_and_holes_may_hold_anything():
     """With NaN in every row and lane that has no content, nothing shows."""
-    formats = (("fp32", 59), ("fp32t", 59), ("fp16", 3), ("fp16t", 3), ("q8_0", 33))
-    for format, head_dim in formats:
+    shapes = (("fp32", 59), ("fp32t", 59), ("fp16", 3), ("fp16t", 3), ("q8_0", 33))
+    for format, head_dim in shapes:
         spec = StoreSpec(1, 4, 2, head_dim, budget_bytes=1 << 20)
-        store = PagedStore(spec, format=format, debug_poison=True)
+        store = PagedStore(spec, format=row_format(format), debug_poison=True)
         session = store.open_session(True)
         k, v, q = normal(1, 50, 2, head_dim), normal(2, 50, 2, head_dim), normal(3, 4, head_dim)
         session.append(0, np.arange(50), k, v)

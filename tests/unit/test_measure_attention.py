@@ -309,7 +309,7 @@ def test_a_candidate_that_cannot_open_costs_its_own_rows(snapshot):
 def test_snapshots_are_loaded_bitwise(snapshot):
     rows = Snapshot.open(snapshot)
     assert (rows.tokens, rows.next_id) == (TOKENS, 11)
-    fp32 = [n for n in BUILT if candidates()[n].profile.value == "fp32"]
+    fp32 = [n for n in BUILT if candidates()[n].profile.name == "fp32"]
     for name in fp32:
         with opened(name, SHAPE, tokens=TOKENS, page_tokens=16) as (_, (session,)):
             fill(session, rows)

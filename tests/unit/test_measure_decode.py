@@ -17,8 +17,9 @@ from scipy.special import rel_entr, softmax
 
 from kvtrial import reference
 from kvtrial.candidates import candidates
-from kvtrial.contract import Capability, Profile
+from kvtrial.contract import FP32, Capability
 from kvtrial.host import build, machine
+from kvtrial.hot.formats.fp16 import FP16
 from kvtrial.measure import block, child, clock, exclusive, kept, parity
 from kvtrial.measure.rotation import TooLarge
 from kvtrial.measure.stores import HEADROOM_BYTES, Snapshot, fill, opened, shape_of
@@ -45,7 +46,7 @@ CELLS = [
 WANTED = ("K0", "A2", "K1", "K2", "K3")
 ARMS = [name for name in WANTED if candidates()[name].not_built is None]
 BASELINE = ARMS[0]
-FP32 = [name for name in ARMS if candidates()[name].profile.value == "fp32"]
+EXACT = [name for name in ARMS if candidates()[name].profile.name == "fp32"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -324,7 +325,7 @@ def test_real_calls_are_checked_in_every_block(run):
         assert (errors["value"] <= 1).all()
     # FP32 rows come back as they were given; those of FP16 are off, within half a unit.
     off = rows[rows["metric"] == "m2/row_error"].groupby("candidate")["value"].max()
-    assert (off[FP32] == 0).all() and 0 < off["K2"] <= 1
+    assert (off[EXACT] == 0).all() and 0 < off["K2"] <= 1
 
 
 class Dropping:
@@ -351,8 +352,8 @@ def test_a_store_that_drops_old_rows_while_it_decodes_is_caught(run, model, drop
         decoder.step([watched], snapshot.forced[:1])
         decoder.step([session], snapshot.forced[1:2])  # goes on behind the kept call
         assert watched.call.position == 48 and watched.call.by_slot
-        assert kept.row_error(watched.call, session, Profile.FP32) == 0
-        error = kept.output_error(watched.call, session, snapshot, Profile.FP32)
+        assert kept.row_error(watched.call, session, FP32) == 0
+        error = kept.output_error(watched.call, session, snapshot, FP32)
         assert (error > 100) if dropping else (error <= 1)
 
 
@@ -364,10 +365,10 @@ def test_a_row_that_comes_back_changed_is_caught(run, model):
         model.decoder(threads=1).step([watched], snapshot.forced[:1])
         call = watched.call
         assert not call.by_slot  # FP16 elements: the engine falls back
-        assert 0 < kept.row_error(call, session, Profile.FP16) <= 1
-        assert kept.row_error(call, session, Profile.FP32) == math.inf
+        assert 0 < kept.row_error(call, session, FP16.profile) <= 1
+        assert kept.row_error(call, session, FP32) == math.inf
         other = dataclasses.replace(call, k=call.k * np.float32(1.01))
-        assert kept.row_error(other, session, Profile.FP16) > 1
+        assert kept.row_error(other, session, FP16.profile) > 1
 
 
 def spec_of(run, names, **other):
@@ -629,8 +630,8 @@ def test_parity_compares_every_arm_and_reduced_precision_over_more(run, argument
     assert dict(found["size"]) == wanted
     assert (found["min"] == 0).all() and dict(found["max"] + 1) == wanted
     largest = difference.groupby("candidate")["value"].max()
-    assert all(largest[name] < 0.01 for name in FP32[1:])  # the protocol's tolerances
-    assert largest[FP32[1:]].max() < largest["K2"] < 0.1
+    assert all(largest[name] < 0.01 for name in EXACT[1:])  # the protocol's tolerances
+    assert largest[EXACT[1:]].max() < largest["K2"] < 0.1
     kld, worst = (rows.query(f"metric == 'quality/{m}'")["value"] for m in ("kld", "worst_kld"))
     assert (kld > -1e-9).all() and (worst.to_numpy() >= kld.to_numpy()).all()
     assert (rows.query("metric == 'parity/positions' and context == 48")["value"] == 16).all()

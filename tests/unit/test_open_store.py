@@ -11,6 +11,7 @@ import pytest
 import kvtrial
 from kvtrial import candidates
 from kvtrial.contract import (
+    FP32,
     CandidateNotBuilt,
     InvalidArgument,
     Profile,
@@ -86,7 +87,7 @@ def test_the_adopted_selection_is_obeyed(adopted: None) -> None:
     kvtrial.open_store("K0", **SHAPE, trial=True).close()
 
 
-@pytest.mark.parametrize("profile", ["fp32", Profile.FP32])
+@pytest.mark.parametrize("profile", ["fp32", FP32])
 def test_fp32_stays_available(adopted: None, profile: Profile | str) -> None:
     assert "fp32" in page_format(profile=profile)
     assert "fp16" in page_format(profile="fp16")  # the default's own

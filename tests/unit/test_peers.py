@@ -11,7 +11,6 @@ import jsonschema
 import numpy as np
 import pytest
 
-from kvtrial.contract import Profile
 from kvtrial.decision import peers
 from kvtrial.measure import child
 from kvtrial.measure.peers import llama_state, programs
@@ -21,7 +20,7 @@ from kvtrial.stages import peers as stage
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "workflow" / "schemas" / "peers.json").read_text(encoding="utf-8"))
-PROFILES = {"K1": Profile.FP32, "K3": Profile.FP32, "K2": Profile.FP16}
+PROFILES = {"K1": "fp32", "K3": "fp32", "K2": "fp16"}
 #: The 97.5% quantile of Student's t with two degrees of freedom, from a printed table.
 T_2 = 4.302652729911275
 

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from kvtrial import reference
-from kvtrial.contract import Candidate, KVStore, Profile, StoreSpec
+from kvtrial.contract import Candidate, KVStore, StoreSpec
 from kvtrial.hot import native, paged
+from kvtrial.hot.formats import RowFormat
+from kvtrial.hot.formats.fp16 import FP16T
+from kvtrial.hot.formats.fp32 import FP32T
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,16 @@ class Arm:
         return store
 
     @property
-    def format(self) -> str:
-        return f"{self.candidate.profile.value}t"
+    def format(self) -> RowFormat:
+        return FP16T if self.candidate is paged.K2T else FP32T
+
+    @property
+    def element(self) -> Any:
+        return np.float16 if self.candidate is paged.K2T else np.float32
 
     def kept(self, rows: Any) -> Any:
         """Rows as they are stored, in float32."""
-        return rows.astype(ELEMENT[self.candidate.profile]).astype(np.float32)
-
-
-ELEMENT = {Profile.FP32: np.float32, Profile.FP16: np.float16}
+        return rows.astype(self.element).astype(np.float32)
 
 
 K1T = Arm(paged.K1T, paged.K1, 2e-5)
@@ -73,7 +77,7 @@ def test_a_page_is_k_by_element_and_v_by_row(arm: Arm) -> None:
     k, v = normal(1, 32, 2, 12), normal(2, 32, 2, 12)
     session.append(0, np.arange(32), k, v)
     # 12 elements are padded to 16: K with rows behind its own, V with lanes behind its own.
-    element = ELEMENT[arm.candidate.profile]
+    element = arm.element
     page = np.frombuffer(session.page_bytes(0, 0), element).reshape(2, 2, 512)
     for head in range(2):
         assert np.array_equal(page[head, 0].reshape(16, 32)[:12], k[:, head].T.astype(element))

@@ -30,7 +30,6 @@ from kvtrial.contract import (
     KVSession,
     MemoryLedger,
     NumericRange,
-    Profile,
     StaleOwner,
     StoreSpec,
     Unsupported,
@@ -256,15 +255,13 @@ def appended_rows_are_copies(trial: Trial) -> None:
 
 def numbers_that_do_not_fit(trial: Trial) -> None:
     """B11: what the storage format can't hold is `NumericRange`, and nothing is stored."""
-    if trial.profile is Profile.FP32:
-        bad: list[float] = []
-        good = [65520.0, 7e4, -3e38, np.inf, -np.inf, np.nan]
-    elif trial.profile is Profile.FP16:
-        bad = [65520.0, 7e4, -7e4, 3e38]
-        good = [65504.0, -65504.0, 65519.0, np.inf, -np.inf, np.nan]
-    else:
-        bad = [np.nan, np.inf, -np.inf, 3e38]
-        good = [65504.0, -65504.0, 1e6, 0.0]
+    limit, odd = trial.profile.limit, [np.inf, -np.inf, np.nan]
+    large = [65504.0, -65504.0, 65519.0, 65520.0, 7e4, -7e4, 1e6, 3e38, -3e38]
+    if np.isfinite(limit):
+        large += [limit, -limit, float(np.nextafter(np.float32(limit), np.float32(0)))]
+    bad = [x for x in large if abs(x) >= limit]
+    good = [0.0, *(x for x in large if abs(x) < limit)]
+    (bad if trial.profile.finite else good).extend(odd)
     with trial.store(layers=1) as store:
         session = store.open_session()
         fill(session, range(3))
@@ -283,7 +280,9 @@ def numbers_that_do_not_fit(trial: Trial) -> None:
             near = (
                 np.isnan(back)
                 if np.isnan(number)
-                else (back == number or abs(back - number) <= abs(number) / 100)
+                else (
+                    back == number or abs(back - number) <= trial.profile.storage_bound([number])[0]
+                )
             )
             require(near, f"{number!r} was stored as {back!r}")
 

@@ -40,7 +40,7 @@ def result(candidate: Candidate, outcomes: list[Outcome], crash: str = "") -> di
     return {
         "candidate": candidate.name,
         "title": candidate.title,
-        "profile": candidate.profile.value,
+        "profile": candidate.profile.name,
         "capabilities": sorted(c.value for c in candidate.capabilities),
         "missing_capabilities": list(candidate.missing_capabilities),
         "build": build.facts(),

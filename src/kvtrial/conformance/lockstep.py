@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial import reference
 from kvtrial.conformance.model import ModelSession, ModelStore, Refusal, Row, stacked
 from kvtrial.conformance.trial import Trial, require, require_attention
 from kvtrial.contract import (
@@ -258,7 +257,7 @@ class Lockstep:
                 real.read(layer, np.asarray(valid, np.int64)), right, strict=True
             ):
                 off = np.abs(read - given.astype(np.float64))
-                bound = reference.storage_bound(self.trial.profile, given)
+                bound = self.trial.profile.storage_bound(given)
                 require((off <= bound).all(), f"{where}: rows differ")
             ids, pages = self._page_ids(real, layer), model.tables[layer]
             if self.trial.has(Capability.POOL):

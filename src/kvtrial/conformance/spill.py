@@ -97,7 +97,7 @@ def holes_and_odd_bits(trial: Trial) -> None:
         for layer in range(2):
             k, v = rows(store, layer, range(n))
             k[0, 0, 0] = -0.0
-            if trial.profile.value == "fp32":
+            if trial.profile.exact:
                 k[1, 0, 0:2] = np.array([0x7FC12345, 0xFFC54321], np.uint32).view(np.float32)
             session.append(layer, at(0, n), k, v)
             session.invalidate(layer, at(page, 2 * page))

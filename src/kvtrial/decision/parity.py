@@ -103,6 +103,11 @@ def _of(
     few = name == rules["comparison"] or name in rules["slow"]
     chunks = rules["slow_chunks" if few else "chunks"]
     reasons, by_context, overall = [], [], 0.0
+    if profile not in rules["logits_tolerance"]:
+        reasons.append(
+            f"parity: the protocol declares no tolerance for profile {profile}; add it to "
+            "parity.logits_tolerance"
+        )
     for context in [PROMPTS, *held]:
         texts, steps = (chunks, rules["decode_steps"]) if context else (rules["prompts"], 0)
         where = f"context {context}" if context else "the prompt set"
@@ -140,7 +145,7 @@ def _of(
             }
         )
     return {
-        "tolerance": rules["logits_tolerance"][profile],
+        "tolerance": rules["logits_tolerance"].get(profile),
         "max_abs_logit_difference": digits(overall),
         "by_context": by_context,
         "reasons": reasons,

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvtrial.contract import Profile
 from kvtrial.decision import stats
 from kvtrial.decision.contrasts import digits
 from kvtrial.measure.peers.programs import PEERS, arms_of
@@ -31,7 +30,7 @@ class Comparison:
     metric: str
     source: str
     programs: tuple[str, ...]
-    profiles: frozenset[Profile]
+    profiles: frozenset[str]
     rate: Callable[[np.ndarray, int], float]
     larger_is_better: bool
 
@@ -48,7 +47,7 @@ def _median(attention_ms: np.ndarray, context: int) -> float:
     return float(np.median(attention_ms))
 
 
-_FP32, _FP16 = frozenset({Profile.FP32}), frozenset({Profile.FP16})
+_FP32, _FP16 = frozenset({"fp32"}), frozenset({"fp16"})
 _LLAMA = ("llama.cpp",)
 COMPARISONS = (
     Comparison("m2/tokens_per_s/fp32", "m2/step_ms", _LLAMA, _FP32, _decode_rate, True),
@@ -64,7 +63,7 @@ def compare(
     events: pd.DataFrame,
     *,
     model: str,
-    profiles: dict[str, Profile],
+    profiles: dict[str, str],
     confidence: float = 0.95,
 ) -> list[dict[str, Any]]:
     """The rows of peers.json.
@@ -76,7 +75,7 @@ def compare(
         prompt; ``package`` rows have a program as candidate, its package and version as text.
     model : str
     profiles : dict
-        Our arm → its numerical profile.
+        Our arm → the name of its numerical profile.
     confidence : float
 
     Returns

@@ -15,11 +15,12 @@ Five layers, top down; each knows only the one below:
                             is called with (``native/kv_kernel.h``)
 **kernels**                 ``_flat_scalar`` (K0, A1), ``_kernels_scalar`` (A2), ``_kernels_simd`` (rows),
                             ``_kernels_panel_simd`` (K transposed); ``_tile.pxd`` is their walk with masks and
-                            softmax, ``_rows.pxd`` how a row is stored, ``_simd.pxd`` and ``_scalar_dot.pxd``
+                            softmax, ``_rows.pxd`` where a row lies, ``_simd.pxd`` and ``_scalar_dot.pxd``
                             the arithmetic; ``*_avx512`` and ``*_clang`` are the same texts built for another
                             width or by another compiler
 ==========================  ========================================================================
 
-Another kernel over these pages: `paged.open_paged(kernel=…)` and one entry point, as
-``docs/candidates/cython.md`` shows. Read `paged`, then ``_paged.pyx``, then ``_kernels_simd.pyx``.
+A row format is a file of ``formats``: its record, and its ``_NAME.pyx`` that moves rows in and out.
+Another kernel or format over these pages is `paged.open_paged` and an entry point, as
+``docs/candidates/`` shows. Read `paged`, then ``_paged.pyx``, then ``_kernels_simd.pyx``.
 """

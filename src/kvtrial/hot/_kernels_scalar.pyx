@@ -4,11 +4,12 @@ Each page's rows are read once for all query heads of the group, in two passes o
 and their maximum, then values. One rescale a page.
 """
 
+from cpython.pycapsule cimport PyCapsule_New
 from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, expf
 from libc.stdint cimport int64_t, uint64_t
 
-from kvtrial.hot._kernel cimport kv_span
+from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, kv_span
 from kvtrial.hot._scalar_dot cimport scalar_dot
 
 
@@ -83,3 +84,8 @@ cdef int span_scalar(const kv_span *span) noexcept nogil:
                     for d in range(dim):
                         output[d] += weight * v[d]
     return 0
+
+
+def kernel():
+    """The kernel, a ``kv_span_fn`` in a PyCapsule."""
+    return PyCapsule_New(<void *>span_scalar, KV_KERNEL_CAPSULE, NULL)

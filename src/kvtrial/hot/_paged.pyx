@@ -22,8 +22,6 @@ from kvtrial.contract import (
     StaleOwner,
     StepIncomplete,
 )
-from kvtrial.hot.kernels import simd_kernel
-
 from kvtrial.hot._attend cimport (
     attend_block,
     attend_spans,
@@ -41,21 +39,9 @@ from kvtrial.hot._door cimport (
     layer_index,
 )
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
-from kvtrial.hot._kernels_scalar cimport span_scalar
 from kvtrial.hot._memory cimport Memory
 from kvtrial.hot._pages cimport Owner, PagePool
-from kvtrial.hot._rows cimport (
-    FP16,
-    FP32,
-    Q8_0,
-    Layout,
-    first_unfit,
-    key_offset,
-    key_step,
-    page_layout,
-    read_pair,
-    write_pair,
-)
+from kvtrial.hot._rows cimport Layout, RowLayout, key_offset, key_step, read_pair, write_pair
 from kvtrial.hot._tables cimport SESSIONS, low_bits
 
 cnp.import_array()
@@ -67,12 +53,8 @@ cdef class PagedStore:
     Parameters
     ----------
     spec : StoreSpec
-    format : str
-        How rows are stored: "fp32", "fp16", "q8_0"; "fp32t" and "fp16t" have K transposed within the
-        page.
-    kernel : PyCapsule or "scalar", optional
-        "scalar" for A2's kernel, a capsule named "kvtrial.kv_kernel" that holds a ``kv_span_fn`` for
-        a foreign one; by default the SIMD kernel of the format. Both others need "fp32".
+    format : kvtrial.hot.formats.RowFormat
+        How rows are stored, and the kernel that reads them.
     debug_poison : bool
         Rows without content are NaN, so that a use of one shows.
 
@@ -87,34 +69,29 @@ cdef class PagedStore:
     cdef readonly int64_t row_bytes, page_nbytes
     cdef PagePool pool
     cdef Layout layout
+    cdef bint in_place
     cdef kv_span_fn kernel
-    cdef object _kernel_owner, _ledger, _reservation
+    cdef object _row_layout, _kernel, _ledger, _reservation
     cdef Memory _work
     # The spec's shape as integers of the machine: `heads` and `first_query` are this store's share.
     cdef int64_t q_heads, heads, first_query, group, dim, tokens, base, layers
     cdef int threads
 
-    def __init__(self, spec, *, str format="fp32", kernel=None, bint debug_poison=False):
+    def __init__(self, spec, *, format, bint debug_poison=False):
         cdef int64_t pages
-        forms = {"fp32": FP32, "fp16": FP16, "q8_0": Q8_0, "fp32t": FP32, "fp16t": FP16}
-        if format not in forms:
-            raise InvalidArgument(f"format is {format!r}; allowed: {', '.join(forms)}")
-        if kernel is not None and format != "fp32":
-            raise InvalidArgument(f"a kernel was given for {format}; only fp32 takes one")
+        cdef RowLayout rows
         self.spec = spec
         self.layers, self.q_heads, self.heads = spec.layers, spec.q_heads, spec.local_kv_heads
         self.group, self.dim, self.tokens = spec.group, spec.head_dim, spec.page_tokens
         self.first_query, self.base = spec.heads[0] * spec.group, spec.base_position
         self.threads = spec.threads
-        self.layout = page_layout(forms[format], self.tokens, self.dim, format.endswith("t"))
+        self._row_layout = rows = RowLayout(format, self.tokens, self.dim)
+        self.layout, self.in_place = rows.c, format.in_place
         self.row_bytes = 2 * self.heads * self.layout.row_bytes
         self.page_nbytes = self.row_bytes * self.tokens
-        self.page_format = f"{format}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
-        self._kernel_owner = simd_kernel(format, self.dim) if kernel is None else kernel
-        if isinstance(kernel, str) and kernel == "scalar":
-            self.kernel = span_scalar
-        else:
-            self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel_owner, KV_KERNEL_CAPSULE)
+        self.page_format = f"{format.name}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
+        self._kernel = format.kernel(self.dim)
+        self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel, KV_KERNEL_CAPSULE)
         pages = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
         if pages < 1:
             raise PoolExhausted(
@@ -125,7 +102,7 @@ cdef class PagedStore:
         self._reservation = self._ledger.reserve(self.page_format, pages * self.page_nbytes)
         try:
             self.pool = PagePool(
-                pages, self.page_nbytes, self.layout, self.layers, self.base, debug_poison
+                pages, self.page_nbytes, rows, self.layers, self.base, debug_poison
             )
             # The joined partial, the queries, and a partial for each span of the longest layer.
             self._work = Memory(
@@ -268,7 +245,7 @@ cdef class PagedSession:
         if n == 0:
             return
         for name, values in (("k", <size_t>k_rows), ("v", <size_t>v_rows)):
-            unfit = first_unfit(store.layout.form, <const float *><size_t>values, n * row)
+            unfit = store.layout.rows.first_unfit(<const float *><size_t>values, n * row)
             if unfit >= 0:
                 raise NumericRange(
                     f"{name} has {(<const float *><size_t>values)[unfit]} at position "
@@ -311,7 +288,7 @@ cdef class PagedSession:
         cdef Py_ssize_t[3] shape
         cdef Py_ssize_t[3] k_strides
         cdef Py_ssize_t[3] v_strides
-        if store.layout.form != FP32:
+        if not store.in_place:
             return None
         page_id = pool.reserve(
             self.slot, lay, <const int64_t *>cnp.PyArray_DATA(where), n, &row

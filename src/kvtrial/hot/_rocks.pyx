@@ -28,7 +28,7 @@ import numpy as np
 import rocksdict
 
 from kvtrial.contract import InvalidArgument, KVError, OutOfRange, PoolExhausted
-from kvtrial.hot.kernels import simd_kernel
+from kvtrial.hot.formats.fp32 import FP32
 
 from kvtrial.hot._attend cimport (
     attend_block,
@@ -48,7 +48,7 @@ from kvtrial.hot._door cimport (
 from kvtrial.hot._gapless cimport GaplessSession, GaplessStore
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._memory cimport Memory
-from kvtrial.hot._rows cimport FP32, Layout, fill_pair, page_layout, read_pair, write_pair
+from kvtrial.hot._rows cimport Layout, RowLayout, fill_pair, read_pair, write_pair
 
 cnp.import_array()
 
@@ -88,7 +88,7 @@ cdef class RocksStore(GaplessStore):
         The budget or its ledger has no room for a page in each layer.
     """
 
-    cdef object _database, _discard, _kernel_owner
+    cdef object _database, _discard, _row_layout, _kernel
     cdef kv_span_fn kernel
     cdef Memory _pages, _tables
     cdef int32_t *_ids
@@ -99,15 +99,17 @@ cdef class RocksStore(GaplessStore):
 
     def __init__(self, spec, *, bint debug_poison=False):
         cdef int64_t page, pages, spans, partial
+        cdef RowLayout rows
         self.tokens = spec.page_tokens
-        self.layout = page_layout(FP32, self.tokens, spec.head_dim, False)
+        self._row_layout = rows = RowLayout(FP32, self.tokens, spec.head_dim)
+        self.layout = rows.c
         GaplessStore.__init__(
             self, spec,
             f"fp32/rocksdb/P{spec.page_tokens}/H{spec.local_kv_heads}/D{spec.head_dim}",
             self.layout.row_bytes, self.tokens, debug_poison,
         )
-        self._kernel_owner = simd_kernel("fp32", spec.head_dim)
-        self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel_owner, KV_KERNEL_CAPSULE)
+        self._kernel = FP32.kernel(spec.head_dim)
+        self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel, KV_KERNEL_CAPSULE)
         self.value_bytes = 2 * self.layout.tile_bytes
         self.page_nbytes, self.pages_total = self.heads * self.value_bytes, self.units_total
         pages = self.units(self.capacity)

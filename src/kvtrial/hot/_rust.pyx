@@ -154,8 +154,8 @@ cdef class RustStore:
     Parameters
     ----------
     spec : StoreSpec
-    format : str
-        How rows are stored: "fp32", or "fp32t" with K transposed within the page.
+    format : kvtrial.hot.formats.RowFormat
+        FP32, or FP32T with K transposed within the page. Its rows and kernel are Rust's own.
     debug_poison : bool
         Debug switch: rows without content are NaN, so that a use of one shows.
 
@@ -177,10 +177,10 @@ cdef class RustStore:
     # The spec's shape as integers of the machine: `heads` and `first_head` are this store's share.
     cdef int64_t q_heads, heads, first_head, dim, page_tokens, base, threads
 
-    def __init__(self, spec, *, str format="fp32", bint debug_poison=False):
+    def __init__(self, spec, *, format, bint debug_poison=False):
         cdef _StoreHandle memory = _StoreHandle()
-        if format not in ("fp32", "fp32t"):
-            raise InvalidArgument(f"format is {format!r}; allowed: fp32, fp32t")
+        if format.name not in ("fp32", "fp32t"):
+            raise InvalidArgument(f"format is {format.name!r}; allowed: fp32, fp32t")
         self.spec = spec
         self.q_heads, self.heads, self.dim = spec.q_heads, spec.local_kv_heads, spec.head_dim
         self.first_head = spec.heads[0] * spec.group
@@ -191,7 +191,7 @@ cdef class RustStore:
         self.row_bytes = self.page_nbytes // self.page_tokens
         # As the Cython pool names it: a page of K1 is a page of K3, one of K1T one of K3T.
         self.page_format = (
-            f"{format}/head-major/P{self.page_tokens}/H{self.heads}/D{self.dim}"
+            f"{format.name}/head-major/P{self.page_tokens}/H{self.heads}/D{self.dim}"
         )
         if self.pages_total < 1:
             raise PoolExhausted(
@@ -206,7 +206,7 @@ cdef class RustStore:
             check(
                 kvn_open(
                     spec.layers, self.heads, spec.group, self.dim, self.page_tokens,
-                    format == "fp32t", self.base, self.pages_total, debug_poison, &memory.handle,
+                    format.transposed, self.base, self.pages_total, debug_poison, &memory.handle,
                     &self.fault,
                 ),
                 &self.fault,

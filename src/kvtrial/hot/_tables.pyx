@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from kvtrial.hot._memory cimport Memory
-from kvtrial.hot._rows cimport Layout, fill_pair
+from kvtrial.hot._rows cimport RowLayout, fill_pair
 from kvtrial.hot._simd cimport kv_highest_bit
 
 
@@ -19,12 +19,12 @@ cdef class PageTables:
     reserved; no word has a bit at or past its layer's end, but for an open restore."""
 
     def __cinit__(
-        self, int64_t pages, int64_t page_bytes, Layout layout, int64_t layers, int64_t base,
+        self, int64_t pages, int64_t page_bytes, RowLayout rows, int64_t layers, int64_t base,
         bint poison,
     ):
         cdef int64_t i
-        self.pages, self.page_bytes, self.layout = pages, page_bytes, layout
-        self.layers, self.tokens, self.base, self.poison = layers, layout.tokens, base, poison
+        self.pages, self.page_bytes, self.layout = pages, page_bytes, rows.c
+        self.layers, self.tokens, self.base, self.poison = layers, rows.c.tokens, base, poison
         self.table_pages = max(pages, 65536 // self.tokens)
         self.memory = Memory(pages * page_bytes)
         self._table_memory = Memory(SESSIONS * layers * self.table_pages * sizeof(int32_t))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
+from kvtrial.contract import FP32, Candidate, Capability, KVStore, StoreSpec, poison_wanted
 
 
 def _open(spec: StoreSpec, *, grouped: bool) -> KVStore:
@@ -24,7 +24,7 @@ K0 = Candidate(
     name="K0",
     title="Flat, scalar, per query head",
     role="baseline",
-    profile=Profile.FP32,
+    profile=FP32,
     language="Cython",
     owner="Cython",
     layout="flat [token][kv_head][head_dim]",

@@ -8,30 +8,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
+from kvtrial.contract import Candidate, Capability, KVStore, StoreSpec, poison_wanted
 from kvtrial.host import build
+from kvtrial.hot.formats import RowFormat
+from kvtrial.hot.formats.fp32 import FP32, FP32T
 from kvtrial.hot.paged import K1, K1T, open_paged
 
 
-def _open_rust(spec: StoreSpec, *, format: str = "fp32") -> KVStore:
+def _open_rust(spec: StoreSpec, *, format: RowFormat = FP32) -> KVStore:
     import kvtrial.hot._rust as _rust
 
     store: KVStore = _rust.RustStore(spec, format=format, debug_poison=poison_wanted())
     return store
 
 
-def _open_k4(spec: StoreSpec) -> KVStore:
+def _rust_kernel(head_dim: int) -> Any:
     import kvtrial.hot._rust as _rust
 
-    return open_paged(spec, kernel=_rust.kernel_capsule())
+    return _rust.kernel_capsule()
 
 
 K3 = Candidate(
     name="K3",
     title="Rust pool and kernel",
     role="contender",
-    profile=Profile.FP32,
+    profile=FP32.profile,
     language="Rust",
     owner="Rust",
     layout=K1.layout,
@@ -40,12 +43,18 @@ K3 = Candidate(
     not_built=build.why_missing("kvtrial.hot._rust", "rust"),
 )
 
-K4 = replace(K3, name="K4", title="Cython pool, Rust kernel", owner="Cython", open=_open_k4)
+K4 = replace(
+    K3,
+    name="K4",
+    title="Cython pool, Rust kernel",
+    owner="Cython",
+    open=partial(open_paged, format=replace(FP32, kernel=_rust_kernel)),
+)
 
 K3T = replace(
     K3,
     name="K3T",
     title="Rust pool and kernel, K transposed",
     layout=K1T.layout,
-    open=partial(_open_rust, format="fp32t"),
+    open=partial(_open_rust, format=FP32T),
 )

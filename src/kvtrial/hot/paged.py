@@ -1,6 +1,6 @@
 """A2, K1, K1C, K2, K5, K1T and K2T: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
 
-Each differs from K1 in one thing: A2 has a scalar kernel, K1C has K1's as clang compiles it, K2 has
+Each differs from K1 in its row format: A2 has a scalar kernel, K1C has K1's as clang compiles it, K2 has
 FP16 rows, K5 has Q8_0 rows, K1T has K as `[head_dim][token]` within the page. K2T has that and FP16 rows.
 """
 
@@ -10,46 +10,51 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
+from kvtrial.contract import Candidate, Capability, KVStore, StoreSpec, poison_wanted
 from kvtrial.host import build
+from kvtrial.hot.formats import RowFormat, row_format
+from kvtrial.hot.formats.fp16 import FP16, FP16T
+from kvtrial.hot.formats.fp32 import FP32, FP32T
+from kvtrial.hot.formats.q8_0 import Q8_0
 from kvtrial.hot.kernels import simd_kernel
 
 
-def open_paged(spec: StoreSpec, *, format: str = "fp32", kernel: Any = None) -> KVStore:
-    """A paged store; a candidate of another package brings its own kernel.
+def open_paged(spec: StoreSpec, *, format: str | RowFormat = FP32) -> KVStore:
+    """A paged store of a row format.
 
     Parameters
     ----------
     spec : StoreSpec
-    format : str
-        How rows are stored: "fp32", "fp16", "q8_0"; "fp32t" and "fp16t" have K transposed within the
-        page.
-    kernel : PyCapsule or "scalar", optional
-        A capsule named "kvtrial.kv_kernel" that holds a ``kv_span_fn`` of native/kv_kernel.h, or
-        "scalar" for A2's; by default the SIMD kernel of the format. Both others need "fp32".
+    format : str or RowFormat
+        A registered format's name, or a record: ``replace(FP32, kernel=...)`` is another kernel over K1's
+        pages.
 
     Raises
     ------
     PoolExhausted
         The budget or its ledger has no room for a page.
+    InvalidArgument
+        No format of that name, or a transposed one whose rows are blocks.
     """
     import kvtrial.hot._paged as _paged
 
     store: KVStore = _paged.PagedStore(
-        spec, format=format, kernel=kernel, debug_poison=poison_wanted()
+        spec, format=row_format(format), debug_poison=poison_wanted()
     )
     return store
 
 
-def _open_k1c(spec: StoreSpec) -> KVStore:
-    return open_paged(spec, kernel=simd_kernel("fp32", spec.head_dim, clang=True))
+def _scalar(head_dim: int) -> Any:
+    import kvtrial.hot._kernels_scalar as _kernels_scalar
+
+    return _kernels_scalar.kernel()
 
 
 K1 = Candidate(
     name="K1",
     title="Paged, fused SIMD, FP32",
     role="contender",
-    profile=Profile.FP32,
+    profile=FP32.profile,
     language="Cython",
     owner="Cython",
     layout="paged [kv_head][token][head_dim]",
@@ -62,7 +67,7 @@ A2 = replace(
     name="A2",
     title="Paged, scalar, group-aware",
     role="ablation",
-    open=partial(open_paged, kernel="scalar"),
+    open=partial(open_paged, format=replace(FP32, kernel=_scalar)),
 )
 
 #: Beside K1 it isolates the compiler, beside K4 the language: rustc is LLVM as clang is.
@@ -71,7 +76,7 @@ K1C = replace(
     name="K1C",
     title="K1, its kernel compiled by clang",
     role="control",
-    open=_open_k1c,
+    open=partial(open_paged, format=replace(FP32, kernel=partial(simd_kernel, "fp32", clang=True))),
     not_built=build.why_missing("kvtrial.hot._kernels_clang", "clang"),
 )
 
@@ -80,17 +85,17 @@ K2 = replace(
     name="K2",
     title="Paged, fused SIMD, FP16 rows",
     role="profile",
-    profile=Profile.FP16,
+    profile=FP16.profile,
     capabilities=K1.capabilities - {Capability.RESERVE_SLOT},
-    open=partial(open_paged, format="fp16"),
+    open=partial(open_paged, format=FP16),
 )
 
 K5 = replace(
     K2,
     name="K5",
     title="Paged, fused SIMD, Q8_0 rows",
-    profile=Profile.Q8_0,
-    open=partial(open_paged, format="q8_0"),
+    profile=Q8_0.profile,
+    open=partial(open_paged, format=Q8_0),
 )
 
 K1T = replace(
@@ -98,7 +103,7 @@ K1T = replace(
     name="K1T",
     title="Paged, fused SIMD, FP32, K transposed",
     layout="paged [kv_head], K [head_dim][token], V [token][head_dim]",
-    open=partial(open_paged, format="fp32t"),
+    open=partial(open_paged, format=FP32T),
 )
 
 K2T = replace(
@@ -106,5 +111,5 @@ K2T = replace(
     name="K2T",
     title="Paged, fused SIMD, FP16 rows, K transposed",
     layout=K1T.layout,
-    open=partial(open_paged, format="fp16t"),
+    open=partial(open_paged, format=FP16T),
 )

@@ -6,7 +6,7 @@ measures it in a block of its own, beside the pairs; it can't win.
 
 from __future__ import annotations
 
-from kvtrial.contract import Candidate, Capability, KVStore, Profile, StoreSpec, poison_wanted
+from kvtrial.contract import FP32, Candidate, Capability, KVStore, StoreSpec, poison_wanted
 
 
 def _open(spec: StoreSpec) -> KVStore:
@@ -20,7 +20,7 @@ C0 = Candidate(
     name="C0",
     title="RocksDB values, K1's kernel",
     role="control",
-    profile=Profile.FP32,
+    profile=FP32,
     language="Cython",
     owner="RocksDB",
     layout="a value per layer, KV head and page: [token][head_dim]",

@@ -99,7 +99,7 @@ def row_error(call: Call, session: KVSession, profile: Profile) -> float:
     errors = [
         _in_bounds(
             np.abs(np.subtract(own, given, dtype=np.float64)),
-            reference.storage_bound(profile, given),
+            profile.storage_bound(given),
         )
         for own, given in zip(stored, (call.k, call.v))
     ]

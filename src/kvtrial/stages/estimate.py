@@ -20,7 +20,7 @@ from typing import Any
 
 from kvtrial import candidates
 from kvtrial.cold import KINDS
-from kvtrial.contract import Capability, Profile
+from kvtrial.contract import Capability
 from kvtrial.decision.parity import contexts
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
@@ -56,8 +56,6 @@ POSITIONS_A_PROMPT = 64
 PROMPTS = 4
 #: A step's part outside attention grows little with the sessions: weights are read once.
 BATCH_COST = 0.3
-#: Bytes of an element of K and its like of V: a block of Q8_0 has 34 for 32.
-PAIR_BYTES = {Profile.FP32: 8.0, Profile.FP16: 4.0, Profile.Q8_0: 2.125}
 
 
 class Curve:

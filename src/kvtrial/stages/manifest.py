@@ -58,7 +58,7 @@ def describe(name: str, candidate: Candidate) -> dict[str, Any]:
     return {
         "title": candidate.title,
         "role": candidate.role,
-        "profile": candidate.profile.value,
+        "profile": candidate.profile.name,
         "language": candidate.language,
         "owner": candidate.owner,
         "layout": candidate.layout,

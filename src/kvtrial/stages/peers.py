@@ -27,7 +27,6 @@ import numpy as np
 import pandas as pd
 
 from kvtrial import candidates
-from kvtrial.contract import Profile
 from kvtrial.decision.peers import compare
 from kvtrial.host import machine
 from kvtrial.host.files import write_text
@@ -61,7 +60,7 @@ MODULES = {
 #: Work → the metric of its rows.
 METRICS = {"decode": "m2/step_ms", "prefill": "prefill/ms", "attention": "m1/attention_ms"}
 #: Whose profiles are compared; Q8_0 of ours has no counterpart in the table.
-PROFILES = (Profile.FP32, Profile.FP16)
+PROFILES = ("fp32", "fp16")
 ROLES = ("contender", "profile")
 
 
@@ -188,7 +187,7 @@ def our_arms(stage: Stage, attempt: Attempt) -> list[str]:
     return [
         name
         for name in stage.runnable(attempt, timed=True)
-        if candidates.get(name).role in ROLES and candidates.get(name).profile in PROFILES
+        if candidates.get(name).role in ROLES and candidates.get(name).profile.name in PROFILES
     ]
 
 
@@ -198,7 +197,7 @@ def write_comparison(stage: Stage, table: pd.DataFrame) -> list[Row]:
     rows = compare(
         table,
         model=stage.model["name"],
-        profiles={name: candidates.get(name).profile for name in sorted(arms)},
+        profiles={name: candidates.get(name).profile.name for name in sorted(arms)},
         confidence=stage.protocol["decision"]["confidence"],
     )
     events.write(table, stage.run_dir / "peers.parquet")

@@ -175,7 +175,7 @@ def candidates(args: argparse.Namespace) -> None:
             state = f"default: {selected.origin}" if selected.run_id else "default"
         elif name == selected.fp32:
             state = 'default with profile="fp32"'
-        table.add_row(name, candidate.title, candidate.profile.value, candidate.language, state)
+        table.add_row(name, candidate.title, candidate.profile.name, candidate.language, state)
     Console().print(table)
 
 

@@ -96,7 +96,7 @@ class Continuation:
             if value < 1:
                 raise InvalidArgument(f"{name} is {value}; give at least 1")
         chosen, self.why = candidates.choose(store, profile)
-        self.store, self.profile = chosen.name, chosen.profile.value
+        self.store, self.profile = chosen.name, chosen.profile.name
         if cold is not None:
             _refuse_without_spill(self.store)
         self._model: Model = models.load_model(model)

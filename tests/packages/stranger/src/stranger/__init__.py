@@ -6,11 +6,11 @@ from typing import Any
 
 from kvtrial import candidates
 from kvtrial.contract import (
+    FP32,
     Candidate,
     Capability,
     InvalidArgument,
     PageTable,
-    Profile,
     StoreSpec,
 )
 
@@ -54,7 +54,7 @@ def candidate(name: str, title: str, opened: type[Store]) -> Candidate:
         name=name,
         title=title,
         role="contender",
-        profile=Profile.FP32,
+        profile=FP32,
         language="Cython",
         owner="Python",
         layout="paged [kv_head][token][head_dim]",

@@ -1,0 +1,45 @@
+"""Q8_0: blocks of 32 elements, each a binary16 step and 32 int8 in whole steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kvtrial.contract import F64, Profile
+from kvtrial.hot.formats import RowFormat
+from kvtrial.hot.kernels import simd_kernel
+
+BLOCK = 32
+_U = 2.0**-24  # of FP32: half a unit of 24 places
+
+
+def _bound(x: F64) -> F64:
+    """Half a step, and 127 times what rounding takes off the step, a half too.
+
+    A store may choose a larger step as long as it stays within that.
+    """
+    size = np.abs(x)
+    bound = np.empty_like(size)
+    for start in range(0, size.shape[-1], BLOCK):
+        block = size[..., start : start + BLOCK]
+        step = block.max(axis=-1, keepdims=True) / 127
+        scale_error = np.maximum(step * 2.0**-11, 2.0**-25)
+        bound[..., start : start + BLOCK] = step / 2 + 127 * scale_error + 4 * _U * 127 * step
+    return bound
+
+
+def _rows() -> Any:
+    import kvtrial.hot.formats._q8_0 as _q8_0
+
+    return _q8_0.rows()
+
+
+Q8_0 = RowFormat(
+    name="q8_0",
+    # The step, a half, is the block's largest magnitude / 127.
+    profile=Profile("q8_0", limit=127 * 65520.0, finite=True, bound=_bound),
+    rows=_rows,
+    kernel=partial(simd_kernel, "q8_0"),
+)
