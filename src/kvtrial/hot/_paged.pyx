@@ -110,7 +110,7 @@ cdef class PagedStore:
         self.row_bytes = 2 * self.heads * self.layout.row_bytes
         self.page_nbytes = self.row_bytes * self.tokens
         self.page_format = f"{format}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
-        self._kernel_owner = simd_kernel(format, self.dim) if kernel is None else kernel
+        self._kernel_owner = simd_kernel(format) if kernel is None else kernel
         if isinstance(kernel, str) and kernel == "scalar":
             self.kernel = span_scalar
         else:

@@ -42,7 +42,7 @@ def open_paged(spec: StoreSpec, *, format: str = "fp32", kernel: Any = None) -> 
 
 
 def _open_k1c(spec: StoreSpec) -> KVStore:
-    return open_paged(spec, kernel=simd_kernel("fp32", spec.head_dim, clang=True))
+    return open_paged(spec, kernel=simd_kernel("fp32", clang=True))
 
 
 K1 = Candidate(
