@@ -30,7 +30,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph rooms test test-all \
-	test-avx512 test-browser test-mutation test-neon test-slurm lint clean
+	test-browser test-mutation test-neon test-slurm lint clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -80,7 +80,7 @@ rooms: setup  ## draw docs/img/rooms.svg again, from the imports
 	@$(PY) scripts/rooms.py
 
 test: setup model  ## the tests, without the slow ones
-	@$(PY) -m pytest $(WORKERS) -m "not slow and not cluster and not browser and not neon and not avx512" $(ARGS)
+	@$(PY) -m pytest $(WORKERS) -m "not slow and not cluster and not browser and not neon" $(ARGS)
 
 test-slurm: setup  ## a trial through a real Slurm on this machine (needs slurm-wlm and munge)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/cluster.txt
@@ -90,14 +90,11 @@ test-browser: setup  ## the report and the MLflow UI in headless Chromium
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/browser.txt
 	@$(PY) -m pytest tests/browser $(ARGS)
 
-test-all: setup model test-slurm test-browser test-neon test-avx512  ## all tests
-	@$(PY) -m pytest $(WORKERS) -m "not cluster and not browser and not neon and not avx512" $(ARGS)
+test-all: setup model test-slurm test-browser test-neon  ## all tests
+	@$(PY) -m pytest $(WORKERS) -m "not cluster and not browser and not neon" $(ARGS)
 
 test-neon: setup  ## the vector kernels as AArch64 runs them, under QEMU (says what it needs)
 	@$(PY) -m pytest tests/native -m neon $(ARGS)
-
-test-avx512: setup  ## the kernels of sixteen lanes, on a CPU that has them, emulated (says what it needs)
-	@$(PY) -m pytest tests/native -m avx512 $(ARGS)
 
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)

@@ -6,8 +6,6 @@
 
 use crate::fault::{Code, Fault};
 use crate::pool::Shape;
-#[cfg(kv_wide)]
-use crate::simd;
 use crate::simd::{Lanes, F8};
 use crate::store::low_bits;
 use crate::tile::{exp, finite_or_zero, State, Tile, BAND};
@@ -271,26 +269,6 @@ unsafe fn finish(
     }
 }
 
-type AttendPages =
-    unsafe fn(&Pages, &Query, *const f32, State, Range<usize>, Range<usize>);
-
-/// The kernel for a shape on this machine; rows that are not whole vectors of sixteen go to those of eight.
-fn kernel_for(shape: &Shape) -> AttendPages {
-    #[cfg(kv_wide)]
-    if shape.dim % simd::F16::WIDTH == 0 && simd::available() {
-        return if shape.transposed {
-            attend_pages_of_sixteen::<true>
-        } else {
-            attend_pages_of_sixteen::<false>
-        };
-    }
-    if shape.transposed {
-        attend_pages_in::<F8, true>
-    } else {
-        attend_pages_in::<F8, false>
-    }
-}
-
 /// Attention of all lanes of `heads` over the entries `entries`, from an empty state.
 ///
 /// # Safety
@@ -303,40 +281,18 @@ pub unsafe fn attend_pages(
     entries: Range<usize>,
     heads: Range<usize>,
 ) {
+    let kernel =
+        if pages.shape.transposed { attend_pages_in::<true> } else { attend_pages_in::<false> };
     // SAFETY: passed on.
-    unsafe { kernel_for(&pages.shape)(pages, query, q, state, entries, heads) }
+    unsafe { kernel(pages, query, q, state, entries, heads) }
 }
 
-/// `attend_pages_in` with vectors of sixteen.
+/// `attend_pages` for K tiles that are transposed or not: one kernel a function, since each needs all registers.
 ///
 /// # Safety
-/// As `attend_pages_in`; `simd::available` said so.
-#[cfg(kv_wide)]
-#[cfg_attr(
-    not(kv_wide_portable),
-    target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")
-)]
-unsafe fn attend_pages_of_sixteen<const TRANSPOSED: bool>(
-    pages: &Pages,
-    query: &Query,
-    q: *const f32,
-    state: State,
-    entries: Range<usize>,
-    heads: Range<usize>,
-) {
-    // SAFETY: passed on.
-    unsafe {
-        attend_pages_in::<simd::F16, TRANSPOSED>(pages, query, q, state, entries, heads);
-    }
-}
-
-/// `attend_pages` with vectors V, for K tiles that are transposed or not: one kernel a function, since each needs
-/// all registers.
-///
-/// # Safety
-/// As `attend_pages`; rows are whole vectors V, padding included.
-#[inline(always)]
-unsafe fn attend_pages_in<V: Lanes, const TRANSPOSED: bool>(
+/// As `attend_pages`; rows are whole vectors, padding included.
+#[inline(never)]
+unsafe fn attend_pages_in<const TRANSPOSED: bool>(
     pages: &Pages,
     query: &Query,
     q: *const f32,
@@ -346,7 +302,7 @@ unsafe fn attend_pages_in<V: Lanes, const TRANSPOSED: bool>(
 ) {
     let shape = &pages.shape;
     let (stride, per_head) = (shape.stride, query.rows * shape.group);
-    debug_assert!(stride % V::WIDTH == 0);
+    debug_assert!(stride % F8::WIDTH == 0);
     let page_of = |id: i32| pages.base.wrapping_add(id as usize * pages.page_floats);
     // SAFETY: lanes, heads and entries are inside their arrays, as the caller promises.
     unsafe {
@@ -387,79 +343,12 @@ unsafe fn attend_pages_in<V: Lanes, const TRANSPOSED: bool>(
                         let n = (end - lane).min(BAND);
                         let (q, state) = (q.add(lane * stride), state.skip(lane, stride));
                         if TRANSPOSED {
-                            tile.attend_by_panels::<V>(q, state, n, &mut scores);
+                            tile.attend_by_panels(q, state, n, &mut scores);
                         } else {
-                            tile.attend_by_rows::<V>(q, state, n, &mut scores);
+                            tile.attend_by_rows(q, state, n, &mut scores);
                         }
                         lane += n;
                     }
-                }
-            }
-        }
-    }
-}
-
-#[cfg(all(test, kv_wide))]
-mod tests {
-    use super::*;
-
-    /// Numbers in [-1, 1) that are the same on every machine.
-    fn draw(seed: &mut u64) -> f32 {
-        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (*seed >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    #[test]
-    fn kernels_of_sixteen_say_what_those_of_eight_do() {
-        assert!(simd::available());
-        let mut seed = 1;
-        for (group, dim, tokens) in [(3, 64, 32), (7, 16, 16), (1, 256, 64), (16, 112, 32)] {
-            for transposed in [false, true] {
-                let shape = Shape::new(1, 2, group, dim, tokens, transposed).unwrap();
-                let mut pool: Vec<f32> =
-                    (0..3 * shape.page_floats()).map(|_| draw(&mut seed)).collect();
-                let (ids, rows) = ([2, 0, 1], 3);
-                let bits = [low_bits(tokens), low_bits(tokens) & 0xF0F3_5FF1_1FFF_3ABC, 0x7FFF];
-                for (id, bits) in ids.iter().zip(bits) {
-                    for slot in (0..tokens).filter(|slot| bits >> slot & 1 == 0) {
-                        for head in 0..2 {
-                            let values = *id as usize * shape.page_floats()
-                                + shape.tile_offset(head)
-                                + shape.tile_floats()
-                                + slot * dim;
-                            pool[values..values + dim].fill(f32::NAN); // not to be read
-                        }
-                    }
-                }
-                let pages = Pages {
-                    shape,
-                    base: pool.as_ptr(),
-                    page_floats: shape.page_floats(),
-                    ids: &ids,
-                    bits: &bits,
-                };
-                let limit = 2 * tokens as i64 + 9;
-                let query = Query { rows, start: 3, limit, scale: 0.25 };
-                let lanes = 2 * group * rows;
-                let q: Vec<f32> = (0..lanes * dim).map(|_| draw(&mut seed)).collect();
-                let eight: AttendPages = if transposed {
-                    attend_pages_in::<F8, true>
-                } else {
-                    attend_pages_in::<F8, false>
-                };
-                let sixteen = kernel_for(&shape);
-                assert!(sixteen as usize != eight as usize);
-                let outcome = [eight, sixteen].map(|kernel| {
-                    let mut floats = vec![0.0; State::floats(lanes, dim)];
-                    // SAFETY: the state has room for all lanes, q holds them, and the pages lie in the pool.
-                    unsafe {
-                        let state = State::at(floats.as_mut_ptr(), lanes, dim);
-                        kernel(&pages, &query, q.as_ptr(), state, 0..3, 0..2);
-                    }
-                    floats
-                });
-                for (a, b) in outcome[0].iter().zip(&outcome[1]) {
-                    assert!((a - b).abs() <= 1e-5 * (1.0 + a.abs()), "{a} {b}");
                 }
             }
         }

@@ -7,7 +7,7 @@
 //! by two vectors of columns, or up to two lanes by four: enough sums to keep the multiply-adds busy, which
 //! have to be eight at a time, and few enough for sixteen registers.
 
-use crate::simd::Lanes;
+use crate::simd::{Lanes, F8};
 use crate::store::low_bits;
 use crate::tile::{Scores, State, Tile};
 
@@ -41,7 +41,7 @@ impl Tile {
     /// # Safety
     /// The tile is readable and its K tile transposed; `q` and `state` hold n lanes.
     #[inline(always)]
-    pub unsafe fn attend_by_panels<V: Lanes>(
+    pub unsafe fn attend_by_panels(
         &mut self,
         q: *const f32,
         state: State,
@@ -61,10 +61,10 @@ impl Tile {
         };
         // SAFETY: the K tile has `stride` >= dim rows of `tokens` floats, a lane of q is `stride` long, and
         // one of the scores 64 >= tokens.
-        unsafe { self.multiply::<V, true>(&keys, n) };
+        unsafe { self.multiply::<true>(&keys, n) };
         self.hide(&mut scores[..n]);
         // SAFETY: passed on.
-        unsafe { self.weigh::<V>(&mut scores[..n], state) };
+        unsafe { self.weigh(&mut scores[..n], state) };
         // Runs of slots inside the mask: no weight, not even 0, keeps a NaN out.
         let mut left = self.mask;
         while left != 0 {
@@ -85,7 +85,7 @@ impl Tile {
                     sums: state.acc,
                     sum_stride: self.stride,
                 };
-                self.multiply::<V, false>(&values, n);
+                self.multiply::<false>(&values, n);
             }
         }
     }
@@ -96,18 +96,18 @@ impl Tile {
     /// # Safety
     /// The panel and n lanes of factors are readable, and n lanes of sums writable.
     #[inline(always)]
-    unsafe fn multiply<V: Lanes, const SCORES: bool>(&mut self, panel: &Panel, n: usize) {
+    unsafe fn multiply<const SCORES: bool>(&mut self, panel: &Panel, n: usize) {
         let mut lane = 0;
         while lane < n {
             let lanes = lanes_of_block(n - lane);
             // SAFETY: passed on, for lanes [lane, lane + lanes) of n.
             unsafe {
                 match lanes {
-                    5 => self.columns::<V, 5, SCORES>(panel, lane),
-                    4 => self.columns::<V, 4, SCORES>(panel, lane),
-                    3 => self.columns::<V, 3, SCORES>(panel, lane),
-                    2 => self.columns::<V, 2, SCORES>(panel, lane),
-                    _ => self.columns::<V, 1, SCORES>(panel, lane),
+                    5 => self.columns::<5, SCORES>(panel, lane),
+                    4 => self.columns::<4, SCORES>(panel, lane),
+                    3 => self.columns::<3, SCORES>(panel, lane),
+                    2 => self.columns::<2, SCORES>(panel, lane),
+                    _ => self.columns::<1, SCORES>(panel, lane),
                 }
             }
             lane += lanes;
@@ -119,24 +119,20 @@ impl Tile {
     /// # Safety
     /// As `multiply`, for lanes [lane, lane + N).
     #[inline(always)]
-    unsafe fn columns<V: Lanes, const N: usize, const SCORES: bool>(
-        &mut self,
-        panel: &Panel,
-        lane: usize,
-    ) {
+    unsafe fn columns<const N: usize, const SCORES: bool>(&mut self, panel: &Panel, lane: usize) {
         let mut column = 0;
         // SAFETY: passed on; each block ends at `columns` at the latest.
         unsafe {
-            while N <= 2 && column + 4 * V::WIDTH <= panel.columns {
-                self.block::<V, N, 4, SCORES>(panel, lane, column);
-                column += 4 * V::WIDTH;
+            while N <= 2 && column + 4 * F8::WIDTH <= panel.columns {
+                self.block::<N, 4, SCORES>(panel, lane, column);
+                column += 4 * F8::WIDTH;
             }
-            while column + 2 * V::WIDTH <= panel.columns {
-                self.block::<V, N, 2, SCORES>(panel, lane, column);
-                column += 2 * V::WIDTH;
+            while column + 2 * F8::WIDTH <= panel.columns {
+                self.block::<N, 2, SCORES>(panel, lane, column);
+                column += 2 * F8::WIDTH;
             }
             if column < panel.columns {
-                self.block::<V, N, 1, SCORES>(panel, lane, column);
+                self.block::<N, 1, SCORES>(panel, lane, column);
             }
         }
     }
@@ -146,24 +142,24 @@ impl Tile {
     /// # Safety
     /// As `columns`; column + C * WIDTH is inside the panel.
     #[inline(always)]
-    unsafe fn block<V: Lanes, const N: usize, const C: usize, const SCORES: bool>(
+    unsafe fn block<const N: usize, const C: usize, const SCORES: bool>(
         &mut self,
         panel: &Panel,
         lane: usize,
         column: usize,
     ) {
-        let pace = self.share::<V>(4 * N * C);
-        let mut sums = [[V::splat(0.0); C]; N];
+        let pace = self.share(4 * N * C);
+        let mut sums = [[F8::splat(0.0); C]; N];
         // SAFETY: the caller's promise: rows below n, lanes and columns of the block.
         unsafe {
             let out = panel.sums.add(lane * panel.sum_stride + column);
-            let at = |n: usize, c: usize| out.add(n * panel.sum_stride + c * V::WIDTH);
-            let add_row = |row: usize, sums: &mut [[V; C]; N]| {
+            let at = |n: usize, c: usize| out.add(n * panel.sum_stride + c * F8::WIDTH);
+            let add_row = |row: usize, sums: &mut [[F8; C]; N]| {
                 let from = panel.rows.add(row * panel.row_stride + column);
-                let values: [V; C] = std::array::from_fn(|c| V::load(from.add(c * V::WIDTH)));
+                let values: [F8; C] = std::array::from_fn(|c| F8::load(from.add(c * F8::WIDTH)));
                 let factors = panel.factors.add(lane * panel.factor_stride + row);
                 for n in 0..N {
-                    let factor = V::splat(*factors.add(n * panel.factor_stride));
+                    let factor = F8::splat(*factors.add(n * panel.factor_stride));
                     for c in 0..C {
                         sums[n][c] = sums[n][c].fma(factor, values[c]);
                     }
@@ -172,7 +168,7 @@ impl Tile {
             if !SCORES {
                 for n in 0..N {
                     for c in 0..C {
-                        sums[n][c] = V::load(at(n, c));
+                        sums[n][c] = F8::load(at(n, c));
                     }
                 }
             }
@@ -189,7 +185,7 @@ impl Tile {
             for n in 0..N {
                 for c in 0..C {
                     let sum = sums[n][c];
-                    (if SCORES { sum.mul(V::splat(self.scale)) } else { sum }).store(at(n, c));
+                    (if SCORES { sum.mul(F8::splat(self.scale)) } else { sum }).store(at(n, c));
                 }
             }
         }

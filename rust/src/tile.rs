@@ -103,8 +103,8 @@ impl Tile {
     /// A row's scores are as many for a lane as it has vectors, and its values too; its part of the softmax
     /// takes the time of two.
     #[inline(always)]
-    pub fn share<V: Lanes>(&self, work: usize) -> usize {
-        (work * self.ahead).div_ceil(self.sharing * (self.stride / V::WIDTH + 1))
+    pub fn share(&self, work: usize) -> usize {
+        (work * self.ahead).div_ceil(self.sharing * (self.stride / F8::WIDTH + 1))
     }
 
     /// Prefetches lines of the next tile until `floats` more of it are asked for.
@@ -136,39 +136,39 @@ impl Tile {
     /// # Safety
     /// The lanes lie in the state.
     #[inline(always)]
-    pub unsafe fn weigh<V: Lanes>(&mut self, scores: &mut [[f32; 64]], state: State) {
-        let chunks = (0..self.tokens).step_by(V::WIDTH);
-        let pace = self.share::<V>(2 * self.tokens);
+    pub unsafe fn weigh(&mut self, scores: &mut [[f32; 64]], state: State) {
+        let chunks = (0..self.tokens).step_by(F8::WIDTH);
+        let pace = self.share(2 * self.tokens);
         for (first, four) in (0..).step_by(4).zip(scores.chunks_mut(4)) {
             // The maxima of four lanes first: one by one, each exp would wait for its own.
-            let mut tops = [V::splat(f32::NEG_INFINITY); 4];
-            let mut sums = [V::splat(0.0); 4];
+            let mut tops = [F8::splat(f32::NEG_INFINITY); 4];
+            let mut sums = [F8::splat(0.0); 4];
             // SAFETY: `tokens` is a multiple of sixteen, at most 64; the lanes lie in the state.
             unsafe {
                 for (lane, top) in four.iter().zip(&mut tops) {
                     for at in chunks.clone() {
-                        *top = V::load(lane.as_ptr().add(at)).max(*top);
+                        *top = F8::load(lane.as_ptr().add(at)).max(*top);
                     }
                 }
-                let tops = V::max4(tops);
+                let tops = F8::max4(tops);
                 for (n, lane) in four.iter_mut().enumerate() {
                     self.ask_for(pace);
                     let max = state.max.add(first + n);
                     // f32::max leaves NaN out; a NaN score shows in the sum.
                     let top = (*max).max(tops[n]);
                     if top > *max {
-                        self.shrink::<V>(state, first + n, exp(*max - top));
+                        self.shrink(state, first + n, exp(*max - top));
                         *max = top;
                     }
-                    let shift = V::splat(finite_or_zero(top));
+                    let shift = F8::splat(finite_or_zero(top));
                     for at in chunks.clone() {
                         let score = lane.as_mut_ptr().add(at);
-                        let weights = V::load(score).sub(shift).exp();
+                        let weights = F8::load(score).sub(shift).exp();
                         weights.store(score);
                         sums[n] = sums[n].add(weights);
                     }
                 }
-                for (n, sum) in V::sum4(sums).into_iter().take(four.len()).enumerate() {
+                for (n, sum) in F8::sum4(sums).into_iter().take(four.len()).enumerate() {
                     *state.sum.add(first + n) += sum;
                 }
             }
@@ -177,13 +177,13 @@ impl Tile {
 
     /// Multiplies what a lane has gathered by `keep`.
     #[inline(always)]
-    unsafe fn shrink<V: Lanes>(&self, state: State, lane: usize, keep: f32) {
+    unsafe fn shrink(&self, state: State, lane: usize, keep: f32) {
         // SAFETY: the lane lies in the state.
         unsafe {
             *state.sum.add(lane) *= keep;
-            for column in (0..self.stride).step_by(V::WIDTH) {
+            for column in (0..self.stride).step_by(F8::WIDTH) {
                 let at = state.acc.add(lane * self.stride + column);
-                V::load(at).mul(V::splat(keep)).store(at);
+                F8::load(at).mul(F8::splat(keep)).store(at);
             }
         }
     }

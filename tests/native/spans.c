@@ -19,12 +19,7 @@ static int (*const kernels[])(const kv_span *) = {SPAN(fp32), SPAN(fp16)};
 enum { FORMATS = Q8_0 + 1, TRANSPOSED = 0 };
 static int (*const kernels[])(const kv_span *) = {SPAN(fp32), SPAN(fp16), SPAN(q8)};
 #endif
-/* Kernels of sixteen lanes get whole vectors. */
-#if KV_LANES == 16
-static const int dims[] = {16, 48, 64, 96, 128, 256};
-#else
 static const int dims[] = {1, 8, 59, 64, 100, 256};
-#endif
 enum { PAGES = 6, MAX_TOKENS = 64, MAX_QUERIES = 16, MAX_KV = 5, DIM = KV_MAX_HEAD_DIM };
 
 /* Rows as they read back from where they are stored: K and V by slot and head. */

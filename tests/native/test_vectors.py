@@ -1,5 +1,5 @@
 """The C below the kernels, compiled alone and held against plain arithmetic: for this machine, for a plain
-x86-64, for AArch64 under QEMU (`make test-neon`), and for AVX-512 in Bochs (`make test-avx512`)."""
+x86-64, and for AArch64 under QEMU (`make test-neon`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-import avx512_machine
 import pytest
 import xxhash
 
@@ -26,14 +25,6 @@ FLAGS = [f for f in build.facts()["c_flags"].split() if not f.startswith(("-marc
 WARNINGS = ["-Wall", "-Werror", "-Wno-unused-function", "-Wno-psabi"]
 OWN = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 AARCH64 = ("-march=armv8-a", "-march=armv8.2-a+fp16+dotprod")
-#: As CMakeLists.txt has them for `*_avx512.pyx`.
-AVX512 = (
-    "-march=x86-64",
-    "-mfma",
-    "-mf16c",
-    *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")),
-)
-WIDE = "-DKV_LANES=16"
 
 
 def compiled(source: str, folder: Path, compiler: str, *more: str) -> Path:
@@ -109,14 +100,6 @@ def test_vectors_without_extensions(tmp_path: Path) -> None:
     assert form(said([program])) == "portable"
 
 
-def test_vectors_of_sixteen_lanes(tmp_path: Path) -> None:
-    """With the instructions that they are for where this machine has them, else in plain C."""
-    compiler = os.environ.get("CC", "cc")
-    program = compiled("vectors.c", tmp_path, compiler, OWN, WIDE, *WARNINGS)
-    has = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= set(build.cpu_features())
-    assert form(said([program])) == ("avx512" if has else "portable")
-
-
 @pytest.mark.parametrize(
     ("header", "opening", "closing", "define"),
     [
@@ -169,79 +152,3 @@ def test_kernels_on_neon(aarch64: tuple[str, list[str]], name: str, tmp_path: Pa
     """At every shape of head and page."""
     compiler, emulator = aarch64
     said([*emulator, kernels(name, tmp_path / name, compiler, AARCH64[0])])
-
-
-@pytest.mark.avx512
-def test_on_a_machine_with_avx512(tmp_path: Path) -> None:
-    """Vectors and kernels of sixteen lanes with the instructions that they are for, C's and Rust's, on an
-    emulated machine."""
-    compiler = os.environ.get("CC", "cc")
-    vectors = compiled("vectors.c", tmp_path, compiler, *AVX512, WIDE, "-static", *WARNINGS)
-    spans = [
-        kernels(name, tmp_path / name, compiler, *AVX512, WIDE) for name in ("simd", "panel_simd")
-    ]
-    rust = tmp_path / "rust"
-    target = "target-feature=+crt-static"  # for any x86-64: AVX-512 is chosen at run time
-    source = build.ROOT / "rust" / "src" / "lib.rs"
-    command = ["rustc", "--edition", "2021", "--test", "--cfg", "kv_wide", "-C", "opt-level=3"]
-    subprocess.run([*command, "-C", target, "-o", rust, source], check=True, timeout=300)
-    subprocess.run(["strip", rust], check=True)
-    (tmp_path / "machine").mkdir()
-    ended = avx512_machine.run([vectors, *spans, rust], tmp_path / "machine")
-    assert [code for code, _ in ended.values()] == [0] * 4, ended
-    assert form(ended[vectors.name][1]) == "avx512"
-    for program in (vectors, *spans):
-        assert re.search(r"^[1-9]\d* checks, 0 failures$", ended[program.name][1], re.MULTILINE)
-    tests = (
-        "kernels_of_sixteen_say_what_those_of_eight_do",
-        "of_sixteen::exp_is_within_an_ulp_of_double",
-    )
-    for test in tests:
-        assert f"{test} ... ok" in ended[rust.name][1]
-
-
-#: Runs the suite on arms of a build of its own, below the folder argv[1], whatever else is installed.
-SUITE = """
-import sys
-sys.path[:0] = [sys.argv[1], *sys.argv[2].split(":")]
-from kvtrial.host import build
-from kvtrial import candidates
-from kvtrial.conformance.suite import TESTS, run
-from kvtrial.hot import kernels
-assert build.facts()["wide"] == "portable" and kernels.lanes() == 16, build.facts()
-for name in sys.argv[3:]:
-    candidate = candidates.get(name)
-    if candidate.not_built is not None:
-        print(name, "not built")
-        continue
-    outcomes = list(run(candidate, (16, 32, 64), TESTS, lambda outcome: None))
-    print(name, *sorted({outcome.status.value for outcome in outcomes}))
-    for outcome in outcomes:
-        if outcome.status.value == "failed":
-            print(outcome.test, outcome.page_tokens, outcome.detail)
-"""
-ARMS = ("K1", "K1C", "K2", "K5", "K1T", "K2T", "K3", "K4", "K3T", "C0")
-
-
-@pytest.mark.avx512
-def test_arms_of_sixteen_lanes_conform(tmp_path: Path) -> None:
-    """The kernels of sixteen lanes in plain C, which this machine can run, through the whole suite."""
-    site = tmp_path / "site"
-    command = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
-        "--disable-pip-version-check", "--target", site, "-C", f"build-dir={tmp_path / 'made'}",
-        "-C", "cmake.define.KVTRIAL_PORTABLE_WIDE=ON", build.ROOT,
-    ]  # fmt: skip
-    subprocess.run(command, check=True, timeout=900)
-    packages = ":".join(path for path in sys.path if path.endswith("site-packages"))
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", SUITE, site, packages, *ARMS],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(ARMS), done.stdout
-    assert all("passed" in line or "not built" in line for line in lines), done.stdout

@@ -13,14 +13,12 @@
 
 #if KV_AVX2
 #define FORM "avx2"
-#elif KV_AVX512
-#define FORM "avx512"
 #elif KV_NEON
 #define FORM "neon"
 #else
 #define FORM "portable"
 #endif
-#if KV_AVX2 || KV_AVX512 || KV_NEON
+#if KV_AVX2 || KV_NEON
 #define FUSED 1
 #else
 #define FUSED 0
@@ -124,8 +122,8 @@ static void exponentials(void) {
         double right = exp(fmax(x[3], -87)), ulp = nextafterf((float)right, INFINITY) - (float)right;
         check("q_exp", got[3], right, (FUSED ? 2 : 3) * ulp);
     }
-    const float ends[16] = {0, -87.4f, -1e6f, -INFINITY, NAN, -103, -3e38f, -0.0f, NAN, 0, -INFINITY, 0, -88, 0, 0, NAN};
-    const float wanted[16] = {1, 0, 0, 0, NAN, 0, 0, 1, NAN, 1, 0, 1, 0, 1, 1, NAN};
+    const float ends[8] = {0, -87.4f, -1e6f, -INFINITY, NAN, -103, -3e38f, -0.0f};
+    const float wanted[8] = {1, 0, 0, 0, NAN, 0, 0, 1};
     each_lane("kv_exp's ends", kv_exp(kv_load(ends)), wanted, 0);
     uint32_t payloads[] = {0x7FC00000, 0x7FC00001, 0x7FC12345, 0xFFFFFFFF};
     for (int i = 0; i < 4; i++) {

@@ -65,7 +65,7 @@ def test_a_kernels_code_becomes_an_exception() -> None:
     failing = capsule(ctypes.cast(kernel, ctypes.c_void_p), name, None)
     store = open_paged(
         StoreSpec(1, 2, 1, 8, budget_bytes=1 << 16),
-        format=replace(FP32, kernel=lambda head_dim: failing),
+        format=replace(FP32, kernel=lambda: failing),
     )
     session = store.open_session()
     row = np.ones((1, 1, 8), np.float32)

@@ -139,9 +139,7 @@ def test_its_module_is_made_by_what_is_called_clang(tmp_path: Path) -> None:
     outputs = []
     for store in (
         paged.open_paged(shape),
-        paged.open_paged(
-            shape, format=replace(FP32, kernel=lambda head_dim: module.kernels()["fp32"])
-        ),
+        paged.open_paged(shape, format=replace(FP32, kernel=lambda: module.kernels()["fp32"])),
     ):
         session = store.open_session()
         session.append(0, np.arange(133), k, v)

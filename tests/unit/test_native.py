@@ -410,15 +410,10 @@ def test_a_panic_stays_behind_the_boundary(tmp_path: Path) -> None:
     program = tmp_path / "native_tests"
     source = ROOT / "rust" / "src" / "lib.rs"
     command = [rustc, "--edition", "2021", "--test", "-O", "-o", program, source]
-    wide = ["--cfg", "kv_wide", "--cfg", "kv_wide_portable"]  # sixteen lanes, on any machine
-    subprocess.run([*command, *wide], check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=120)
     done = subprocess.run([program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    for test in (
-        "a_panic_becomes_a_code_and_ends_the_store",
-        "kernels_of_sixteen_say_what_those_of_eight_do",
-    ):
-        assert f"{test} ... ok" in done.stdout
+    assert "a_panic_becomes_a_code_and_ends_the_store ... ok" in done.stdout
 
 
 # --- memory -----------------------------------------------------------------------------------------

@@ -224,8 +224,6 @@ def _main() -> None:
     parser.add_argument("--c-flags", required=True)
     parser.add_argument("--rust-missing", default="")
     parser.add_argument("--clang-missing", default="")
-    parser.add_argument("--wide", default="")
-    parser.add_argument("--wide-missing", default="")
     parser.add_argument("--native-isa", type=_switch, default=True)
     parser.add_argument("--checks", type=_switch, default=False)
     args = parser.parse_args()
@@ -239,8 +237,6 @@ def _main() -> None:
         "c_flags": args.c_flags,
         "rust_missing": args.rust_missing,
         "clang_missing": args.clang_missing,
-        "wide": args.wide,
-        "wide_missing": args.wide_missing,
         "native_isa": args.native_isa,
         "checks": args.checks,
     }

@@ -135,9 +135,7 @@ cdef inline void dot_columns(
 
 
 cdef inline whole block_dot(whole low, whole high, const int16_t *q) noexcept nogil:
-    """The products of 32 int8 and int16; sixteen lanes have all of them in ``low``."""
-    if LANES == 16:
-        return kv_dot_int16(low, kv_load_int16(q))
+    """The products of 32 int8 and int16, in 8 sums."""
     return kv_add_int(
         kv_dot_int16(low, kv_load_int16(q)), kv_dot_int16(high, kv_load_int16(q + 16))
     )
@@ -153,7 +151,7 @@ cdef inline void dot_blocks(
     cdef vector scale
     for block in range(blocks):
         low = kv_widen_int8(<const int8_t *>row + 2)
-        high = low if LANES == 16 else kv_widen_int8(<const int8_t *>row + 18)
+        high = kv_widen_int8(<const int8_t *>row + 18)
         scale = kv_splat(scales[block * ROWS])
         a[0] = kv_fma(scale, kv_from_int(block_dot(low, high, q)), a[0])
         if heads > 1:
@@ -213,10 +211,7 @@ cdef inline void add_row(
     const Tile *tile, int64_t row, const float *weights, int32_t first, Sums *sums,
     int32_t columns, int32_t heads, row_t format,
 ) noexcept nogil:
-    """One weighted V row onto each head's column vectors from ``first`` on.
-
-    Four vectors of sixteen are two blocks of q8_0, whose weights follow those of the first.
-    """
+    """One weighted V row onto each head's column vectors from ``first`` on."""
     cdef const unsigned char *at = tile.v + row * tile.row_bytes
     cdef vector f = kv_splat(weights[row]), g = f
     if heads > 1:
@@ -224,10 +219,6 @@ cdef inline void add_row(
     spread(load_row(at, first, format), f, g, &sums.a0, &sums.b0, heads)
     if columns == 4:
         spread(load_row(at, first + 1, format), f, g, &sums.a1, &sums.b1, heads)
-        if row_t is int8_t and LANES == 16:
-            f = kv_splat(weights[heads * ROWS + row])
-            if heads > 1:
-                g = kv_splat(weights[(heads + 1) * ROWS + row])
         spread(load_row(at, first + 2, format), f, g, &sums.a2, &sums.b2, heads)
         spread(load_row(at, first + 3, format), f, g, &sums.a3, &sums.b3, heads)
 
@@ -262,20 +253,19 @@ cdef inline void add_values(
 
     Only a single column vector has less than LANES ``lanes``.
     """
-    cdef float[2 * 2 * 64] scaled  # blocks x HEADS x ROWS
+    cdef float[2 * 64] scaled  # HEADS x ROWS
     cdef Sums s
     cdef uint64_t bits
     cdef const float *scales
-    cdef int32_t row, h, block, dim = tile.dim
+    cdef int32_t row, h, dim = tile.dim
     cdef int64_t pace = share(tile, 4 * heads * columns)
     if row_t is int8_t:
-        for block in range((columns * LANES + 31) // 32):
-            scales = tile.row_scales + (LANES * first // 32 + block) * ROWS
-            for h in range(heads):
-                for row in range(tile.tokens // LANES):
-                    kv_store(scaled + (block * heads + h) * ROWS + LANES * row, kv_mul(
-                        kv_load(weights + h * ROWS + LANES * row), kv_load(scales + LANES * row)
-                    ))
+        scales = tile.row_scales + LANES * first // 32 * ROWS
+        for h in range(heads):
+            for row in range(tile.tokens // LANES):
+                kv_store(scaled + h * ROWS + LANES * row, kv_mul(
+                    kv_load(weights + h * ROWS + LANES * row), kv_load(scales + LANES * row)
+                ))
         weights = scaled
     output += LANES * first
     load_sums(output, lanes, columns, &s.a0, &s.a1, &s.a2, &s.a3)

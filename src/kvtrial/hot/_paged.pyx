@@ -90,7 +90,7 @@ cdef class PagedStore:
         self.row_bytes = 2 * self.heads * self.layout.row_bytes
         self.page_nbytes = self.row_bytes * self.tokens
         self.page_format = f"{format.name}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
-        self._kernel = format.kernel(self.dim)
+        self._kernel = format.kernel()
         self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel, KV_KERNEL_CAPSULE)
         pages = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
         if pages < 1:

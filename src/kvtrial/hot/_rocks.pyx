@@ -108,7 +108,7 @@ cdef class RocksStore(GaplessStore):
             f"fp32/rocksdb/P{spec.page_tokens}/H{spec.local_kv_heads}/D{spec.head_dim}",
             self.layout.row_bytes, self.tokens, debug_poison,
         )
-        self._kernel = FP32.kernel(spec.head_dim)
+        self._kernel = FP32.kernel()
         self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel, KV_KERNEL_CAPSULE)
         self.value_bytes = 2 * self.layout.tile_bytes
         self.page_nbytes, self.pages_total = self.heads * self.value_bytes, self.units_total

@@ -1,4 +1,4 @@
-"""native/simd.h for Cython: vectors of LANES floats, a constant to the C compiler alone."""
+"""native/simd.h for Cython: vectors of LANES floats, which are 8."""
 
 from libc.stdint cimport int8_t, int16_t, int32_t, uint16_t, uint64_t
 

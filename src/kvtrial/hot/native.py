@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from kvtrial.contract import Candidate, Capability, KVStore, StoreSpec, poison_wanted
 from kvtrial.host import build
-from kvtrial.hot.formats import RowFormat
+from kvtrial.hot.formats import RowFormat, compiled
 from kvtrial.hot.formats.fp32 import FP32, FP32T
 from kvtrial.hot.paged import K1, K1T, open_paged
 
@@ -22,12 +21,6 @@ def _open_rust(spec: StoreSpec, *, format: RowFormat = FP32) -> KVStore:
 
     store: KVStore = _rust.RustStore(spec, format=format, debug_poison=poison_wanted())
     return store
-
-
-def _rust_kernel(head_dim: int) -> Any:
-    import kvtrial.hot._rust as _rust
-
-    return _rust.kernel_capsule()
 
 
 K3 = Candidate(
@@ -48,7 +41,9 @@ K4 = replace(
     name="K4",
     title="Cython pool, Rust kernel",
     owner="Cython",
-    open=partial(open_paged, format=replace(FP32, kernel=_rust_kernel)),
+    open=partial(
+        open_paged, format=replace(FP32, kernel=lambda: compiled("_rust").kernel_capsule())
+    ),
 )
 
 K3T = replace(

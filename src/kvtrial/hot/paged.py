@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from kvtrial.contract import Candidate, Capability, KVStore, StoreSpec, poison_wanted
 from kvtrial.host import build
-from kvtrial.hot.formats import RowFormat, row_format
+from kvtrial.hot.formats import RowFormat, compiled, row_format
 from kvtrial.hot.formats.fp16 import FP16, FP16T
 from kvtrial.hot.formats.fp32 import FP32, FP32T
 from kvtrial.hot.formats.q8_0 import Q8_0
-from kvtrial.hot.kernels import simd_kernel
 
 
 def open_paged(spec: StoreSpec, *, format: str | RowFormat = FP32) -> KVStore:
@@ -44,12 +42,6 @@ def open_paged(spec: StoreSpec, *, format: str | RowFormat = FP32) -> KVStore:
     return store
 
 
-def _scalar(head_dim: int) -> Any:
-    import kvtrial.hot._kernels_scalar as _kernels_scalar
-
-    return _kernels_scalar.kernel()
-
-
 K1 = Candidate(
     name="K1",
     title="Paged, fused SIMD, FP32",
@@ -67,7 +59,9 @@ A2 = replace(
     name="A2",
     title="Paged, scalar, group-aware",
     role="ablation",
-    open=partial(open_paged, format=replace(FP32, kernel=_scalar)),
+    open=partial(
+        open_paged, format=replace(FP32, kernel=lambda: compiled("_kernels_scalar").kernel())
+    ),
 )
 
 #: Beside K1 it isolates the compiler, beside K4 the language: rustc is LLVM as clang is.
@@ -76,7 +70,10 @@ K1C = replace(
     name="K1C",
     title="K1, its kernel compiled by clang",
     role="control",
-    open=partial(open_paged, format=replace(FP32, kernel=partial(simd_kernel, "fp32", clang=True))),
+    open=partial(
+        open_paged,
+        format=replace(FP32, kernel=lambda: compiled("_kernels_clang").kernels()["fp32"]),
+    ),
     not_built=build.why_missing("kvtrial.hot._kernels_clang", "clang"),
 )
 

@@ -1,5 +1,4 @@
-/* Vectors of KV_LANES floats for the kernels: 8 as AVX2 + FMA + F16C or NEON (simd_neon.h), 16 as AVX-512, and
-   a portable form of both.
+/* Vectors of 8 floats for the kernels: AVX2 + FMA + F16C, NEON (simd_neon.h), and a portable form.
 
    Loads and stores are unaligned. `kv_vf` is KV_LANES floats and `kv_vi` as many int32; but for NEON they are
    GCC/Clang vectors, so that arithmetic operators and the portable form are one. Where the machine has the
@@ -10,19 +9,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifndef KV_LANES
-#define KV_LANES 8
-#endif
+enum { KV_LANES = 8 };
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
-#define KV_F16C 1
-#if KV_LANES == 8
 #define KV_AVX2 1
-#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#define KV_AVX512 1
-#endif
-#elif defined(__aarch64__) && KV_LANES == 8
+#elif defined(__aarch64__)
 #define KV_NEON 1
 #endif
 
@@ -30,7 +22,7 @@
 
 /* binary16, rounding to nearest even; NaN payloads and subnormals as IEEE 754 says. */
 KV_INLINE uint16_t kv_to_half(float x) {
-#if KV_F16C
+#if KV_AVX2
     return (uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
 #else
     _Float16 half = (_Float16)x;
@@ -41,7 +33,7 @@ KV_INLINE uint16_t kv_to_half(float x) {
 }
 
 KV_INLINE float kv_from_half(uint16_t bits) {
-#if KV_F16C
+#if KV_AVX2
     return _cvtsh_ss(bits);
 #else
     _Float16 half;
@@ -57,24 +49,13 @@ KV_INLINE float kv_from_half(uint16_t bits) {
 typedef float kv_vf __attribute__((vector_size(4 * KV_LANES)));
 typedef int32_t kv_vi __attribute__((vector_size(4 * KV_LANES)));
 
-#if KV_LANES == 8
-#define KV_EACH_LANE(f) {f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7)}
-#else
-#define KV_EACH_LANE(f) \
-    {f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15)}
-#endif
-#define KV_X(lane) x
-#define KV_LANE(lane) lane
-
-KV_INLINE kv_vf kv_splat(float x) { return (kv_vf)KV_EACH_LANE(KV_X); }
+KV_INLINE kv_vf kv_splat(float x) { return (kv_vf){x, x, x, x, x, x, x, x}; }
 KV_INLINE kv_vf kv_load(const float *at) { kv_vf x; memcpy(&x, at, sizeof x); return x; }
 KV_INLINE void kv_store(float *at, kv_vf x) { memcpy(at, &x, sizeof x); }
 
 KV_INLINE kv_vf kv_fma(kv_vf a, kv_vf b, kv_vf c) {
 #if KV_AVX2
     return (kv_vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif KV_AVX512
-    return (kv_vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #else
     return a * b + c; /* -ffp-contract=fast fuses it */
 #endif
@@ -88,8 +69,6 @@ KV_INLINE kv_vf kv_sub(kv_vf a, kv_vf b) { return a - b; }
 KV_INLINE kv_vf kv_max(kv_vf a, kv_vf b) {
 #if KV_AVX2
     return (kv_vf)_mm256_max_ps((__m256)a, (__m256)b);
-#elif KV_AVX512
-    return (kv_vf)_mm512_max_ps((__m512)a, (__m512)b);
 #else
     kv_vi pick = a > b;
     return (kv_vf)((pick & (kv_vi)a) | (~pick & (kv_vi)b));
@@ -99,8 +78,6 @@ KV_INLINE kv_vf kv_max(kv_vf a, kv_vf b) {
 KV_INLINE kv_vf kv_min(kv_vf a, kv_vf b) {
 #if KV_AVX2
     return (kv_vf)_mm256_min_ps((__m256)a, (__m256)b);
-#elif KV_AVX512
-    return (kv_vf)_mm512_min_ps((__m512)a, (__m512)b);
 #else
     kv_vi pick = a < b;
     return (kv_vf)((pick & (kv_vi)a) | (~pick & (kv_vi)b));
@@ -109,19 +86,14 @@ KV_INLINE kv_vf kv_min(kv_vf a, kv_vf b) {
 
 /* Keeps lanes below `lanes` and makes zeros of the rest, whatever they hold. */
 KV_INLINE kv_vf kv_head(kv_vf x, int32_t lanes) {
-    kv_vi keep = (kv_vi)KV_EACH_LANE(KV_LANE) < lanes;
+    kv_vi keep = (kv_vi){0, 1, 2, 3, 4, 5, 6, 7} < lanes;
     return (kv_vf)((kv_vi)x & keep);
 }
 
 /* x where `at` is not below `floor` or is NaN, else 0. */
 KV_INLINE kv_vf kv_zero_below(kv_vf x, kv_vf at, float floor) {
-#if KV_AVX512
-    __mmask16 alive = _mm512_cmp_ps_mask((__m512)at, _mm512_set1_ps(floor), _CMP_NLT_UQ);
-    return (kv_vf)_mm512_maskz_mov_ps(alive, (__m512)x);
-#else
     kv_vi dead = at < kv_splat(floor);
     return (kv_vf)((kv_vi)x & ~dead);
-#endif
 }
 
 /* x with the low bits of `power` added to its exponent. */
@@ -129,34 +101,22 @@ KV_INLINE kv_vf kv_add_exponent(kv_vf x, kv_vf power) {
     return (kv_vf)((kv_vi)x + ((kv_vi)power << 23));
 }
 
-#if KV_AVX2
-KV_INLINE __m256 x86_lower(kv_vf x) { return (__m256)x; }
-#elif KV_AVX512
-/* The upper half onto the lower one. */
-KV_INLINE __m256 x86_lower(kv_vf x) {
-    return _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
-}
-#endif
-
 KV_INLINE float kv_hsum(kv_vf x) {
-#if KV_AVX2 || KV_AVX512
-    __m256 whole = x86_lower(x);
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(whole), _mm256_extractf128_ps(whole, 1));
+#if KV_AVX2
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
     half = _mm_hadd_ps(half, half);
     return _mm_cvtss_f32(_mm_hadd_ps(half, half));
 #else
-    for (int half = KV_LANES / 2; half >= 4; half /= 2)
-        for (int i = 0; i < half; i++) x[i] += x[half + i];
-    return (x[0] + x[1]) + (x[2] + x[3]);
+    return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]));
 #endif
 }
 
 /* scale * the sums of a, b, c and d, into four floats. */
 KV_INLINE void kv_hsum4(float *at, kv_vf a, kv_vf b, kv_vf c, kv_vf d, float scale) {
-#if KV_AVX2 || KV_AVX512
+#if KV_AVX2
     /* Two shuffles and an addition are quicker than one haddps. */
 #define KV_PAIRS(x, y) _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x88), _mm256_shuffle_ps(x, y, 0xDD))
-    __m256 ab = KV_PAIRS(x86_lower(a), x86_lower(b)), cd = KV_PAIRS(x86_lower(c), x86_lower(d));
+    __m256 ab = KV_PAIRS((__m256)a, (__m256)b), cd = KV_PAIRS((__m256)c, (__m256)d);
     __m256 all = KV_PAIRS(ab, cd);
 #undef KV_PAIRS
     __m128 sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
@@ -173,8 +133,6 @@ KV_INLINE float kv_hmax(kv_vf x) {
     __m128 top = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
     top = _mm_max_ps(top, _mm_movehl_ps(top, top));
     return _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
-#elif KV_AVX512
-    return _mm512_reduce_max_ps((__m512)x);
 #else
     float top = x[0];
     for (int i = 1; i < KV_LANES; i++) top = x[i] > top ? x[i] : top;
@@ -185,8 +143,6 @@ KV_INLINE float kv_hmax(kv_vf x) {
 KV_INLINE kv_vf kv_load_half(const uint16_t *at) {
 #if KV_AVX2
     return (kv_vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
-#elif KV_AVX512
-    return (kv_vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
 #else
     kv_vf x;
     for (int i = 0; i < KV_LANES; i++) x[i] = kv_from_half(at[i]);
@@ -197,8 +153,6 @@ KV_INLINE kv_vf kv_load_half(const uint16_t *at) {
 KV_INLINE kv_vf kv_load_int8(const int8_t *at) {
 #if KV_AVX2
     return (kv_vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)));
-#elif KV_AVX512
-    return (kv_vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
 #else
     kv_vf x;
     for (int i = 0; i < KV_LANES; i++) x[i] = at[i];
@@ -210,8 +164,6 @@ KV_INLINE kv_vf kv_load_int8(const int8_t *at) {
 KV_INLINE kv_vi kv_widen_int8(const int8_t *at) {
 #if KV_AVX2
     return (kv_vi)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)at));
-#elif KV_AVX512
-    return (kv_vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)at));
 #else
     int16_t x[2 * KV_LANES];
     kv_vi pairs;
@@ -226,8 +178,6 @@ KV_INLINE kv_vi kv_load_int16(const int16_t *at) { kv_vi x; memcpy(&x, at, sizeo
 KV_INLINE kv_vi kv_dot_int16(kv_vi a, kv_vi b) {
 #if KV_AVX2
     return (kv_vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif KV_AVX512
-    return (kv_vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #else
     /* int16 lanes are taken out of their pair by shifts; little endian or big, pairs match. */
     return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
@@ -242,8 +192,6 @@ KV_INLINE void kv_store_int16(int16_t *at, kv_vf x) {
     __m256i whole = _mm256_cvtps_epi32((__m256)x);
     _mm_storeu_si128((__m128i *)at, _mm_packs_epi32(_mm256_castsi256_si128(whole),
                                                     _mm256_extracti128_si256(whole, 1)));
-#elif KV_AVX512
-    _mm256_storeu_si256((__m256i *)at, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32((__m512)x)));
 #else
     for (int i = 0; i < KV_LANES; i++) at[i] = x[i] * x[i] < 1.1e9f ? (int16_t)__builtin_rintf(x[i]) : 0;
 #endif

@@ -48,20 +48,15 @@ def ensure_built() -> dict[str, object]:
             facts = installed_facts()  # another process may have built them meanwhile
             if not _is_of(facts, wanted):
                 facts = _compile(facts, wanted)
-    for what, missing in (
-        ("the Rust candidates", "rust_missing"),
-        ("K1C", "clang_missing"),
-        ("kernels of sixteen lanes", "wide_missing"),
-    ):
+    for what, missing in (("the Rust candidates", "rust_missing"), ("K1C", "clang_missing")):
         if facts[missing]:
             print(f"build: without {what}: {facts[missing]}", file=sys.stderr)
     return facts
 
 
 def _is_of(facts: dict[str, object], wanted: str) -> bool:
-    # Kernels with bounds checks, or of sixteen lanes in plain C, are for the tests; they are never measured.
-    for_tests = facts.get("checks") or facts.get("wide") == "portable"
-    return facts.get("build_id") == wanted and not for_tests
+    # Kernels with bounds checks are for the tests; they are never measured.
+    return facts.get("build_id") == wanted and not facts.get("checks")
 
 
 def _compile(before: dict[str, object], wanted: str) -> dict[str, object]:

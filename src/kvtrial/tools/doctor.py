@@ -20,7 +20,6 @@ import psutil
 from kvtrial.contract import StaleBuild
 from kvtrial.engine.errors import ModelNotFetched
 from kvtrial.host import build, machine, paths
-from kvtrial.hot.kernels import lanes
 from kvtrial.measure import clock, probes
 from kvtrial.measure.exclusive import MachineHeld, exclusive
 from kvtrial.measure.stores import budget_bytes
@@ -76,8 +75,8 @@ class Finding:
 # The checks
 
 
-def instruction_set(architecture: str, features: Sequence[str], lanes: int) -> Finding:
-    """Whether the SIMD arms have vector kernels here; ``lanes`` is their width in floats."""
+def instruction_set(architecture: str, features: Sequence[str]) -> Finding:
+    """Whether the SIMD arms have vector kernels here."""
     needed = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}, "arm64": {"asimd"}}
     missing = sorted(needed.get(architecture, {"vectors"}) - set(features))
     shown = f"{architecture}: {', '.join(features) or 'no vector extension that is used'}"
@@ -95,7 +94,7 @@ def instruction_set(architecture: str, features: Sequence[str], lanes: int) -> F
         {"architecture": architecture, "features": list(features)},
         shown,
         State.GOOD,
-        f"the SIMD arms run their vector kernels, {lanes} floats wide",
+        "the SIMD arms run their vector kernels",
     )
 
 
@@ -317,7 +316,7 @@ def examine(model: str) -> list[Finding]:
     record, tools, built = machine.record(), build.toolchain(), build.facts()
     needs_memory, needs_disk, what = _needs(model, registered)
     return [
-        instruction_set(record["architecture"], build.cpu_features(), lanes()),
+        instruction_set(record["architecture"], build.cpu_features()),
         cores(record["logical_cpus"], record["physical_cpus"], machine.usable_cpus()),
         governor(record["governor"]),
         virtualised(record["hypervisor"]),

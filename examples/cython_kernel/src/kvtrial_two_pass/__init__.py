@@ -9,7 +9,7 @@ from kvtrial.hot.formats.fp32 import FP32
 from kvtrial.hot.paged import open_paged
 
 
-def _two_pass(head_dim: int) -> Any:
+def _two_pass() -> Any:
     from kvtrial_two_pass import _kernel  # compiled: loaded when a store opens, not before
 
     return _kernel.capsule()

@@ -30,7 +30,7 @@ BF16 = RowFormat(
     # Half-way between the largest bf16, 0x7F7F, and the next one, if there were one.
     profile=Profile("bf16", limit=float.fromhex("0x1.ffp127"), bound=_bound, rounded=_rounded),
     rows=partial(capsule, "bf16_rows", ROWS),
-    kernel=lambda head_dim: capsule("bf16_attend", KERNEL),
+    kernel=lambda: capsule("bf16_attend", KERNEL),
 )
 
 B16 = replace(

@@ -28,7 +28,7 @@ Q4 = RowFormat(
     name="q4",
     profile=Profile("q4", limit=float("inf"), finite=True, bound=_bound),
     rows=partial(capsule, "q4_rows", ROWS),
-    kernel=lambda head_dim: capsule("q4_attend", KERNEL),
+    kernel=lambda: capsule("q4_attend", KERNEL),
 )
 
 B4 = replace(

@@ -14,7 +14,7 @@ _LIBRARY = Path(__file__).with_name("kernel.so")
 _NAME = b"kvtrial.kv_kernel"  # has to outlive every capsule
 
 
-def _lazy(head_dim: int) -> Any:
+def _lazy() -> Any:
     kernel = ctypes.cast(ctypes.CDLL(str(_LIBRARY)).lazy, ctypes.c_void_p)
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = (

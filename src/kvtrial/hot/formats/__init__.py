@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -31,7 +32,7 @@ class RowFormat:
         Gives the PyCapsule named "kvtrial.kv_rows", a ``kv_rows`` of native/kv_rows.h: bytes of a row, write,
         read, what does not fit.
     kernel : callable
-        head_dim → the PyCapsule named "kvtrial.kv_kernel", a ``kv_span_fn`` of native/kv_kernel.h.
+        Gives the PyCapsule named "kvtrial.kv_kernel", a ``kv_span_fn`` of native/kv_kernel.h.
     transposed : bool
         K lies [head_dim][token] within the page. Only rows of elements can.
     in_place : bool
@@ -42,9 +43,14 @@ class RowFormat:
     name: str
     profile: Profile
     rows: Callable[[], Any]
-    kernel: Callable[[int], Any]
+    kernel: Callable[[], Any]
     transposed: bool = False
     in_place: bool = False
+
+
+def compiled(module: str) -> Any:
+    """A compiled module of ours, such as "_kernels_simd", loaded when a store opens and not before."""
+    return import_module(f"kvtrial.hot.{module}")
 
 
 @functools.cache

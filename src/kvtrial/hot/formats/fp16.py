@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 
 from kvtrial.contract import F32, F64, Profile
-from kvtrial.hot.formats import RowFormat
-from kvtrial.hot.kernels import simd_kernel
+from kvtrial.hot.formats import RowFormat, compiled
 
 
 def _bound(x: F64) -> F64:
@@ -22,18 +19,17 @@ def _rounded(x: F32) -> F32:
     return x.astype(np.float16).astype(np.float32)
 
 
-def _rows() -> Any:
-    import kvtrial.hot.formats._fp16 as _fp16
-
-    return _fp16.rows()
-
-
 FP16 = RowFormat(
     name="fp16",
     # 65520 lies half-way between the largest half and the next one, if there were one.
     profile=Profile("fp16", limit=65520.0, bound=_bound, rounded=_rounded),
-    rows=_rows,
-    kernel=partial(simd_kernel, "fp16"),
+    rows=lambda: compiled("formats._fp16").rows(),
+    kernel=lambda: compiled("_kernels_simd").kernels()["fp16"],
 )
 
-FP16T = replace(FP16, name="fp16t", kernel=partial(simd_kernel, "fp16t"), transposed=True)
+FP16T = replace(
+    FP16,
+    name="fp16t",
+    kernel=lambda: compiled("_kernels_panel_simd").kernels()["fp16t"],
+    transposed=True,
+)

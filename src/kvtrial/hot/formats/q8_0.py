@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import numpy as np
 
 from kvtrial.contract import F64, Profile
-from kvtrial.hot.formats import RowFormat
-from kvtrial.hot.kernels import simd_kernel
+from kvtrial.hot.formats import RowFormat, compiled
 
 BLOCK = 32
 _U = 2.0**-24  # of FP32: half a unit of 24 places
@@ -30,16 +26,10 @@ def _bound(x: F64) -> F64:
     return bound
 
 
-def _rows() -> Any:
-    import kvtrial.hot.formats._q8_0 as _q8_0
-
-    return _q8_0.rows()
-
-
 Q8_0 = RowFormat(
     name="q8_0",
     # The step, a half, is the block's largest magnitude / 127.
     profile=Profile("q8_0", limit=127 * 65520.0, finite=True, bound=_bound),
-    rows=_rows,
-    kernel=partial(simd_kernel, "q8_0"),
+    rows=lambda: compiled("formats._q8_0").rows(),
+    kernel=lambda: compiled("_kernels_simd").kernels()["q8_0"],
 )
