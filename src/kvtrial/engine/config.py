@@ -53,6 +53,16 @@ class ModelConfig:
         """Factor of q · k."""
         return float(self.head_dim**-0.5)
 
+    @property
+    def store_shape(self) -> dict[str, Any]:
+        """What a KV store has to know of it: layers, q_heads, kv_heads, head_dim."""
+        return {
+            "layers": self.layers,
+            "q_heads": self.q_heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+        }
+
     @classmethod
     def from_gguf(cls, file: GgufFile) -> ModelConfig:
         """Read and check the keys.

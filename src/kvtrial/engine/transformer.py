@@ -137,18 +137,16 @@ class Model:
 
         One page a layer and session is kept spare, for the page that a branch copies.
         """
-        c = self.config
-        pages = -(-tokens // page_tokens) + 1
-        page_bytes = 2 * c.kv_heads * c.head_dim * page_tokens * 4
+        shape = self.config.store_shape
+        budget = candidates.pool_bytes(
+            name, shape, tokens=tokens, sessions=sessions, page_tokens=page_tokens
+        )
         return candidates.open_store(
             name,
             trial=trial,
-            layers=c.layers,
-            q_heads=c.q_heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
+            **shape,
             page_tokens=page_tokens,
-            budget_bytes=sessions * c.layers * pages * page_bytes,
+            budget_bytes=budget,
             threads=threads,
         )
 
