@@ -358,3 +358,54 @@ def test_wrong_calls_are_refused(tiny):
     with pytest.raises(InvalidArgument, match="allowed: quantised, fp32"):
         model.decoder(activations="int4")
     assert session.length(0) == 0
+
+
+def stored(name: str, values: np.ndarray) -> GgufTensor:
+    return GgufTensor(name, TensorKind.F32, values.shape, values.view(np.uint8).ravel())
+
+
+def padded(file: GgufFile, rows: int, best: int, *, tied: bool) -> GgufFile:
+    """The file with ``rows`` rows for its 320 tokens, of which ``best`` or the next wins every argmax."""
+    embedding = file.tensors["token_embd.weight"]
+    hidden = embedding.shape[1]
+    values = np.zeros((rows, hidden), np.float32)
+    values[:320] = np.random.default_rng(3).standard_normal((320, hidden), np.float32)[:rows]
+    table = stored("token_embd.weight", values)
+    if tied:
+        values[best] = 1e3 * values[:320].mean(axis=0)
+        return changed(file, tensors=[table], without=["output.weight"])
+    output = np.zeros((rows, hidden), np.float32)
+    output[:320] = values[:320]
+    output[best] = 1e3
+    output[best + 1] = -1e3
+    return changed(file, tensors=[table, stored("output.weight", output)])
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_padded_row_is_no_token(name):
+    """Padding that would win every argmax: 330 rows for 320 tokens, the output tied or not."""
+    file = padded(file_of(name), 330, 325, tied=False)
+    model = Model.from_gguf(file)
+    assert model.config.vocab == model.tokenizer.vocab_size == 320
+    made = model.generate([5, 6, 7], 8)
+    assert max(made.ids) < 320
+    assert isinstance(model.tokenizer.decode(made.ids), str)
+    assert model.prefill(model.open_store("K1", tokens=3).open_session(), [5, 6, 7]).shape == (320,)
+    with pytest.raises(UnknownToken, match=r"token id 325; allowed: 0 to 319"):
+        model.generate([325], 1)
+    tied = Model.from_gguf(padded(file_of(name), 330, 325, tied=True))
+    assert tied.logits([1, 2]).shape == (2, 320)
+
+
+def test_fewer_rows_than_tokens_are_refused_with_both_numbers():
+    file = file_of(TINY[0])
+    whole = file.tensors["token_embd.weight"]
+    short = stored("token_embd.weight", np.zeros((300, whole.shape[1]), np.float32))
+    with pytest.raises(GgufInvalid, match="has 300 rows for the 320 tokens of tokenizer"):
+        Model.from_gguf(changed(file, tensors=[short]))
+
+
+def test_a_file_without_a_tokenizer_has_as_many_tokens_as_rows():
+    file = file_of(TINY[0])
+    metadata = {k: v for k, v in file.metadata.items() if not k.startswith("tokenizer")}
+    assert Model.from_gguf(dataclasses.replace(file, metadata=metadata)).config.vocab == 320

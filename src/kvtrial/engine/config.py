@@ -17,7 +17,10 @@ class ModelConfig:
     Attributes
     ----------
     architecture : {"llama", "qwen2"}
-    layers, q_heads, kv_heads, head_dim, hidden, ffn, vocab : int
+    layers, q_heads, kv_heads, head_dim, hidden, ffn : int
+    vocab : int
+        Tokens. Where the file's matrices have more rows, as padding, those are left out: no text has
+        such a token, so none is to be chosen.
     rope_base : float
         Angle of pair i at position p: p * rope_base ** (-2i / head_dim).
     rms_eps : float
@@ -94,7 +97,7 @@ class ModelConfig:
             head_dim=head_dim,
             hidden=hidden,
             ffn=read.integer("feed_forward_length"),
-            vocab=embedding[0],
+            vocab=_vocab(file, embedding[0]),
             rope_base=read.number("rope.freq_base", 10000.0),
             rms_eps=read.number("attention.layer_norm_rms_epsilon"),
             context_length=read.integer("context_length"),
@@ -136,6 +139,19 @@ class ModelConfig:
                 f"{file.path}: RoPE scaling by rope_freqs.weight does not run here; use a model "
                 "without it"
             )
+
+
+def _vocab(file: GgufFile, rows: int) -> int:
+    """Tokens of the file's tokenizer; as many as rows where it has none."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        return rows
+    if len(tokens) > rows:
+        raise GgufInvalid(
+            f"{file.path}: token_embd.weight has {rows} rows for the {len(tokens)} tokens of "
+            "tokenizer.ggml.tokens; allowed: at least as many; convert the model again"
+        )
+    return len(tokens)
 
 
 class _Keys:
