@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 
@@ -11,14 +12,24 @@ import pytest
 from numpy_store import open_numpy
 
 from kvtrial.contract import InvalidArgument, PoolExhausted
+from kvtrial.engine import load, weights
 from kvtrial.engine.errors import (
     GgufInvalid,
+    GgufTruncated,
     MissingTensor,
+    ModelTooLarge,
     NonFiniteLogits,
     UnknownToken,
     UnsupportedArchitecture,
 )
-from kvtrial.engine.gguf import GgufFile, GgufTensor, TensorKind, read_gguf
+from kvtrial.engine.gguf import (
+    GgufFile,
+    GgufTensor,
+    TensorKind,
+    TensorToWrite,
+    read_gguf,
+    write_gguf,
+)
 from kvtrial.engine.transformer import LOGITS_ROWS, Model, greedy
 
 DATA = Path(__file__).parent.parent / "data"
@@ -362,6 +373,49 @@ def test_wrong_calls_are_refused(tiny):
 
 def stored(name: str, values: np.ndarray) -> GgufTensor:
     return GgufTensor(name, TensorKind.F32, values.shape, values.view(np.uint8).ravel())
+
+
+@pytest.mark.parametrize("kind", [TensorKind.F32, TensorKind.F16])
+def test_a_file_that_is_written_to_and_cut_in_use_changes_no_logit(tmp_path, kind):
+    """Unpacked weights stayed in the file's map: other logits without a word, then SIGBUS."""
+    file, path = file_of(TINY[0]), tmp_path / "m.gguf"
+    rng = np.random.default_rng(1)
+    dtype = {TensorKind.F32: "<f4", TensorKind.F16: "<f2"}[kind]
+    tensors = [
+        TensorToWrite(t.name, kind, t.shape, [rng.standard_normal(t.shape).astype(dtype).tobytes()])
+        for t in file.tensors.values()
+    ]
+    write_gguf(path, file.metadata, tensors)
+    model = load(path)
+    expected = model.logits([1, 2, 3])
+    decoder, session = model.decoder(), model.open_store("K1", tokens=4).open_session()
+    stepped = decoder.step([session], [1]).copy()
+    session.rollback_tail(1)
+    size = path.stat().st_size
+    with path.open("r+b") as written:
+        written.seek(size // 4)
+        written.write(bytes(size - size // 4))
+        assert np.array_equal(model.logits([1, 2, 3]), expected)
+        written.truncate(100)
+    assert np.array_equal(model.logits([1, 2, 3]), expected)
+    assert np.array_equal(decoder.step([session], [1]), stepped)
+    with pytest.raises(GgufTruncated, match="100 bytes"):
+        model.sha256  # noqa: B018  what was loaded has no name any more
+
+
+@pytest.mark.parametrize("refusal", [MemoryError("no"), OSError(errno.ENOMEM, "no")])
+def test_memory_that_the_system_refuses_is_said_of_the_file(monkeypatch, refusal):
+    def refuse(nbytes):
+        raise refusal
+
+    monkeypatch.setattr(weights, "_huge_pages", refuse)
+    path = DATA / f"{TINY[0]}.gguf"
+    said = rf"{path.name}: has {path.stat().st_size} bytes.*; \d+ bytes are available: free"
+    with pytest.raises(ModelTooLarge, match=said):
+        load(path)
+    refusal = OSError(errno.EIO, "a disk")
+    with pytest.raises(OSError, match="a disk"):
+        load(path)
 
 
 def padded(file: GgufFile, rows: int, best: int, *, tied: bool) -> GgufFile:

@@ -92,7 +92,7 @@ class Model:
     def from_gguf(
         cls, file: GgufFile, *, name: str | None = None, synthetic: bool = False
     ) -> Model:
-        """Build a model of a file: quantised matrices are packed, others stay in its map.
+        """Build a model of a file: its weights are copied, quantised matrices into panels.
 
         Raises
         ------
@@ -188,7 +188,6 @@ class Model:
         """
         tokens = self._checked_ids(ids)
         self._check_shape(session)
-        self.file.check_unchanged_size()
         if chunk < 1:
             raise InvalidArgument(f"chunk is {chunk}; give the positions of a chunk, at least 1")
         if threads < 1:
@@ -324,7 +323,6 @@ class Decoder:
         _check_activations(activations)
         if batch < 1 or threads < 1:
             raise InvalidArgument(f"batch is {batch}, threads {threads}; give at least 1")
-        model.file.check_unchanged_size()
         self.model = model
         self.direct = direct
         self._scratch = Scratch(

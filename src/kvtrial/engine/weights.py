@@ -20,7 +20,7 @@ HUGE_PAGE = 2 << 20
 
 @dataclass(frozen=True)
 class Weights:
-    """What the regions multiply with; quantised matrices are packed, others stay in the file's map."""
+    """What the regions multiply with, in memory of one's own; quantised matrices are packed."""
 
     embedding: Matrix
     layers: tuple[Layer, ...]
@@ -111,7 +111,7 @@ class _Taker:
 
 
 def _room_nbytes(tensor: GgufTensor) -> int:
-    """What a matrix's panels take, in whole cache lines."""
+    """What a matrix takes, in whole cache lines."""
     return -(-packed_nbytes(tensor.kind.name, *tensor.shape) // 64) * 64
 
 
