@@ -16,6 +16,8 @@ from kvtrial.run import models
 
 #: Tokens that are computed again, elsewhere, to say what a restore has saved.
 PROBE_TOKENS = 64
+#: Of the prefill and of the decode; rows that others computed are another identity's.
+ACTIVATIONS = "quantised"
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class Continuation:
                 store,
                 model_sha256=self._model.sha256,
                 rope_base=self._model.config.rope_base,
+                activations=ACTIVATIONS,
             )
             with open_cold(None, self._cold_path, identity) as cold:
                 yield from self._known(store, cold)
@@ -165,8 +168,11 @@ class Continuation:
         """Seconds a token that a prefill of the prompt's first tokens takes."""
         session = store.open_session()
         begun = time.perf_counter()
-        self._model.prefill(session, self._prompt[:tokens], threads=self._threads)
+        self._prefill(session, self._prompt[:tokens])
         return (time.perf_counter() - begun) / tokens
+
+    def _prefill(self, session: KVSession, ids: list[int]) -> None:
+        self._model.prefill(session, ids, threads=self._threads, activations=ACTIVATIONS)
 
     def _continue(self, session: KVSession) -> Iterator[int]:
         """The tokens after the prompt, whose first rows the session may hold already.
@@ -174,10 +180,10 @@ class Continuation:
         The prompt's last token is decoded like those that follow, so that the logits do not depend
         on how the rows before it came to be there.
         """
-        decoder = self._model.decoder(threads=self._threads)
+        decoder = self._model.decoder(threads=self._threads, activations=ACTIVATIONS)
         before = self._prompt[session.length(0) : -1]
         if before:
-            self._model.prefill(session, before, threads=self._threads)
+            self._prefill(session, before)
         logits = decoder.step([session], self._prompt[-1:])[0]
         while True:
             token = greedy(logits)
