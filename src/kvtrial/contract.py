@@ -40,6 +40,10 @@ Non-finite rows. An FP32 store keeps every bit pattern; a valid row that holds N
 in attention as IEEE arithmetic says. FP16 stores keep NaN and inf, and refuse finite values that FP16
 cannot hold (``|x| >= 65520``) with `NumericRange`. Q8_0 stores refuse rows that are not finite and rows
 whose scale FP16 cannot hold.
+
+Scores of -inf weigh nothing, so where all valid rows score -inf attention gives zeros, and their partial
+has a sum of 0: as where nothing is valid. IEEE arithmetic would make NaN of those rows alone, and nothing
+of the same rows beside a finite score; then what `merge` gives would depend on where the parts are cut.
 """
 
 from __future__ import annotations
@@ -376,7 +380,8 @@ class PageTable(NamedTuple):
 class Partial(NamedTuple):
     """Attention over a part of the positions or heads; every array spans the model's H_q heads.
 
-    A head without a valid row in the part has ``max = -inf``, ``sum = 0`` and zeros.
+    A head without a valid row in the part has ``max = -inf``, ``sum = 0`` and zeros. So has one whose
+    rows all score -inf, but that its max may be float32's lowest finite number.
     """
 
     #: float32 (H_q,): the largest score.
@@ -407,7 +412,7 @@ def merge(parts: Sequence[Partial]) -> F32:
     Returns
     -------
     float32 (H_q, D)
-        Zeros for a head that no part has a valid row for.
+        Zeros for a head that no part has a row with a weight for.
     """
     if not parts:
         raise InvalidArgument("merge got no partials; give at least one")
@@ -460,7 +465,7 @@ class KVSession(Protocol):
     def attend(self, layer: int, q: F32, out: F32, scale: float) -> None:
         """Attention of q (H_q, D) over the layer's valid rows, into out (H_q, D).
 
-        Nothing valid: zeros. Query head h reads KV head h // (H_q // H_kv).
+        Nothing valid, or all scores -inf: zeros. Query head h reads KV head h // (H_q // H_kv).
         """
 
     def attend_block(self, layer: int, q: F32, out: F32, scale: float) -> None:

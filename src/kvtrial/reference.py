@@ -83,7 +83,8 @@ def partial(
             continue
         scores = scale * (keys * q64[head]).sum(axis=1)
         top[head] = scores.max()
-        weights = np.exp(scores - top[head])
+        # Scores of -inf weigh nothing, all of them too: see the contract.
+        weights = np.exp(scores - (0.0 if np.isneginf(top[head]) else top[head]))
         total[head] = weights.sum()
         output[head] = (weights[:, None] * values).sum(axis=0)
     return Softmax(top, total, output)
@@ -96,7 +97,7 @@ def attention(
     scale: float,
     valid: npt.ArrayLike | None = None,
 ) -> F64:
-    """Softmax attention of one query token: (H_q, D) float64, zeros where nothing is valid."""
+    """Softmax attention of one query token: (H_q, D) float64, zeros where nothing weighs anything."""
     parts = partial(q, k, v, scale, valid)
     out = np.zeros_like(parts.output)
     for head in range(len(out)):
@@ -172,6 +173,8 @@ def tolerance(
         score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
         scores = scale * (keys * q64[head]).sum(axis=1)
         top = scores.max()
+        if np.isneginf(top):  # exact zeros
+            continue
         running = np.maximum.accumulate(scores)
         rises = 1 + np.count_nonzero(np.diff(running))
         exponent_error = score_error + _U * (np.abs(scores) + abs(top))

@@ -147,6 +147,7 @@ TESTS = (
         attention.thread_count_does_not_show,
         attention.a_nan_row_shows,
         attention.scores_near_the_largest_number_count,
+        attention.scores_of_minus_infinity_weigh_nothing,
         attention.stored_numbers_round_once,
     ),
     _test(
