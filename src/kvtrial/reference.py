@@ -13,7 +13,8 @@ the unit roundoff of float32, and g(m) = m u / (1 - m u), the classical bound of
    over its block of 32, and the rounding of the step itself to FP16, 2^-11 of it for each of up to
    127 steps.
 2. *Scores.* A dot of length D, in any order, times scale, which is rounded to float32 itself:
-   g(D + 2) |scale| sum |q k|, and |scale| sum |q| dk for storage.
+   g(D + 2) |scale| sum |q k|, and |scale| sum |q| dk for storage. Q8_0 scores are integer: the query is
+   rounded too, and is off by `query_bound`, dq: |scale| sum (|k| + dk) dq.
 3. *Weights.* exp(s - max) takes a rounded difference, u (|s| + |max|), and an exponential good to
    `EXP_ULPS` units. Online softmax rescales once for each rise of the running maximum: one more
    exponential and product each. The differences telescope but for their roundings, 2 u |max| each.
@@ -32,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvtrial.contract import Profile
+from kvtrial.contract import InvalidArgument, Profile
 
 F64 = npt.NDArray[np.float64]
 
@@ -136,6 +137,10 @@ def storage_bound(profile: Profile, x: npt.ArrayLike) -> F64:
         return np.zeros_like(size)
     if profile is Profile.FP16:
         return np.maximum(size * 2.0**-11, 2.0**-25)
+    if profile is not Profile.Q8_0:
+        raise InvalidArgument(
+            f"profile is {profile!r}; no bound is known of it, which storage_bound has to give first"
+        )
     bound = np.empty_like(size)
     for start in range(0, size.shape[-1], Q8_BLOCK):
         block = size[..., start : start + Q8_BLOCK]
@@ -143,6 +148,18 @@ def storage_bound(profile: Profile, x: npt.ArrayLike) -> F64:
         scale_error = np.maximum(step * 2.0**-11, 2.0**-25)
         bound[..., start : start + Q8_BLOCK] = step / 2 + 127 * scale_error + 4 * _U * 127 * step
     return bound
+
+
+def query_bound(profile: Profile, q: npt.ArrayLike) -> F64:
+    """Largest absolute change of each element of a query ``q`` (..., D) by the scores of ``profile``.
+
+    Q8_0: half of a step of max / 32767 over the query, whose reciprocal, product and step are rounded.
+    """
+    size = np.abs(np.asarray(q, np.float64))
+    if profile is not Profile.Q8_0:
+        return np.zeros_like(size)
+    largest = np.maximum(size.max(axis=-1, keepdims=True), 1e-30)
+    return np.broadcast_to(largest * (0.5 / 32767 + 4 * _U), size.shape)
 
 
 def tolerance(
@@ -163,13 +180,15 @@ def tolerance(
     bound = np.zeros((heads, head_dim))
     if len(rows) == 0:
         return bound
+    q_error = query_bound(profile, q64)
     k_error, v_error = storage_bound(profile, k64[rows]), storage_bound(profile, v64[rows])
     group = heads // k64.shape[1]
     n = len(rows)
     for head in range(heads):
         keys, values = k64[rows, head // group], v64[rows, head // group]
         products = np.abs(keys * q64[head]).sum(axis=1)
-        stored = (k_error[:, head // group] * np.abs(q64[head])).sum(axis=1)
+        dk = k_error[:, head // group]
+        stored = (dk * np.abs(q64[head]) + (np.abs(keys) + dk) * q_error[head]).sum(axis=1)
         score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
         scores = scale * (keys * q64[head]).sum(axis=1)
         top = scores.max()

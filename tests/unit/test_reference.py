@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtrial import reference
-from kvtrial.contract import Profile
+from kvtrial.contract import InvalidArgument, Profile
 
 
 def test_two_rows_by_hand() -> None:
@@ -59,6 +59,23 @@ def test_scores_of_minus_infinity_weigh_nothing() -> None:
     np.testing.assert_array_equal(reference.tolerance(Profile.FP32, q, low, v, 1.0), [[0.0]])
     beside = np.array([[[-np.inf]], [[1.0]]])
     np.testing.assert_array_equal(reference.attention(q, beside, v, 1.0), [[3.0]])
+
+
+def test_only_q8_queries_are_rounded_to_sixteen_bits() -> None:
+    q = np.array([[1.0, -3.0, 0.25], [0.0, 0.0, 0.0]])
+    steps = np.array([3.0, 0.0]) / 32767
+    rounded = np.rint(q / np.where(steps, steps, 1)[:, None]) * steps[:, None]
+    bound = reference.query_bound(Profile.Q8_0, q)
+    assert (np.abs(rounded - q) <= bound).all()
+    np.testing.assert_allclose(bound[0], 3 * 2.0**-16, rtol=0.02)
+    assert not reference.query_bound(Profile.FP32, q).any()
+    assert not reference.query_bound(Profile.FP16, q).any()
+
+
+def test_a_profile_without_a_bound_is_refused() -> None:
+    """It was given that of Q8_0."""
+    with pytest.raises(InvalidArgument, match="profile is 'bf16'; no bound is known"):
+        reference.storage_bound("bf16", [1.0])  # type: ignore[arg-type]
 
 
 def test_the_causal_mask_is_aligned_at_the_bottom_right() -> None:
