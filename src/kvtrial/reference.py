@@ -186,14 +186,16 @@ def tolerance(
     n = len(rows)
     for head in range(heads):
         keys, values = k64[rows, head // group], v64[rows, head // group]
-        products = np.abs(keys * q64[head]).sum(axis=1)
-        dk = k_error[:, head // group]
-        stored = (dk * np.abs(q64[head]) + (np.abs(keys) + dk) * q_error[head]).sum(axis=1)
-        score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
         scores = scale * (keys * q64[head]).sum(axis=1)
         top = scores.max()
         if np.isneginf(top):  # exact zeros
             continue
+        products = np.abs(keys * q64[head]).sum(axis=1)
+        dk = k_error[:, head // group]
+        stored = (dk * np.abs(q64[head])).sum(axis=1)
+        if profile is Profile.Q8_0:
+            stored += ((np.abs(keys) + dk) * q_error[head]).sum(axis=1)
+        score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
         running = np.maximum.accumulate(scores)
         rises = 1 + np.count_nonzero(np.diff(running))
         exponent_error = score_error + _U * (np.abs(scores) + abs(top))
