@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kvtrial.engine._weights import Matrix
 from numpy_store import open_numpy
 
 from kvtrial.contract import InvalidArgument, PoolExhausted
@@ -304,6 +305,43 @@ def test_a_tensor_that_would_change_the_output_is_refused(name):
 def test_wrong_metadata_is_refused(keys, error, message):
     with pytest.raises(error, match=message):
         Model.from_gguf(changed(file_of("llama-tiny-q4_1"), **keys))
+
+
+@pytest.mark.parametrize("named", [{}, {"rope__scaling__type": "none"}])
+def test_the_attention_factor_counts_for_queries_and_keys(named):
+    """With or without a type of scaling: 2 for both is 4 for the queries alone."""
+    file = file_of("llama-tiny-q4_1")
+    queries = {1: [], 4: []}
+    for i in range(file.metadata["llama.block_count"]):
+        name = f"blk.{i}.attn_q.weight"
+        tensor = file.tensors[name]
+        values = np.empty(tensor.shape, np.float32)
+        Matrix(name, tensor.kind.name, *tensor.shape, tensor.data).dequantise(
+            0, len(values), values
+        )
+        for factor, tensors in queries.items():
+            tensors.append(stored(name, factor * values))
+    by_key = changed(file, tensors=queries[1], rope__scaling__attn_factor=2.0, **named)
+    by_weight = changed(file, tensors=queries[4])
+    ids = [5, 6, 7, 8]
+    found, expected = (Model.from_gguf(f).logits(ids) for f in (by_key, by_weight))
+    assert np.array_equal(found, expected)
+    assert not np.array_equal(found, Model.from_gguf(file).logits(ids))
+
+
+def test_generation_stops_where_the_context_is_full():
+    model = Model.from_gguf(changed(file_of("llama-tiny-q4_1"), context_length=8))
+    beyond = model.generate([1, 2, 3], 20, beyond_context=True)
+    assert len(beyond.ids) == len(beyond.step_ns) == 20
+    made = model.generate(
+        [1, 2, 3], 10**18
+    )  # eight positions hold three and five: the last has none
+    assert made.ids == beyond.ids[:6] and len(made.step_ns) == 6
+    assert model.generate([1, 2, 3], 6).ids == made.ids
+    assert len(model.generate(range(8), 5).ids) == 1
+    with pytest.raises(InvalidArgument, match=r"9 tokens; .* for 8 positions: .*--beyond"):
+        model.generate(range(9), 1)
+    assert len(model.generate(range(9), 1, beyond_context=True).ids) == 1
 
 
 def test_rope_pairs_by_architecture():

@@ -40,8 +40,8 @@ class Generation:
     Attributes
     ----------
     ids : list of int
-        The n new tokens.
-    step_ns : int64 (n,)
+        The n new tokens; fewer where the model's context was full before.
+    step_ns : int64 (len(ids),)
         Nanoseconds of the step that gave each token.
     kv_bytes_read : int
         Bytes of valid K and V rows that all steps read, as stored.
@@ -250,18 +250,26 @@ class Model:
         store: str | None = "K1",
         threads: int = 1,
         activations: str = "quantised",
+        beyond_context: bool = False,
     ) -> Generation:
         """``n`` greedy tokens after ``ids``: all but the last id are prefilled, then n timed steps.
+
+        It stops where the model's `context_length` is full, unless ``beyond_context``: past that a
+        model gives tokens of no worth.
 
         Raises
         ------
         NonFiniteLogits
         UnknownToken
             An id outside the vocabulary.
+        InvalidArgument
+            More ids than the context holds.
         """
         tokens = self._checked_ids(ids)
         if n < 0:
             raise InvalidArgument(f"n is {n}; give the number of new tokens")
+        if not beyond_context:
+            n = min(n, self.config.room(len(tokens)))
         new: list[int] = []
         step_ns = np.zeros(n, np.int64)
         rows = 0

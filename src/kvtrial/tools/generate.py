@@ -61,6 +61,9 @@ class Continuation:
         Folder of a cold store, made where it is missing: the longest prefix of the prompt that it
         knows is restored instead of computed, and the whole sequence is spilled at the end.
 
+    beyond_context : bool
+        Go on where the model's context is full.
+
     Attributes
     ----------
     store : str
@@ -71,6 +74,8 @@ class Continuation:
         Why that one, in words.
     made : int
         Tokens made so far.
+    context_full : bool
+        It ended before ``tokens`` were made, since the model's context was full.
     decode_s : float
         Seconds spent on the tokens after the first.
     restored : Restored or None
@@ -93,6 +98,7 @@ class Continuation:
         profile: str | None = None,
         threads: int = 1,
         cold: Path | None = None,
+        beyond_context: bool = False,
     ) -> None:
         for name, value in (("tokens", tokens), ("threads", threads)):
             if value < 1:
@@ -105,11 +111,14 @@ class Continuation:
         self._prompt = self._model.tokenizer.encode(text)
         if not self._prompt:
             raise InvalidArgument("the text is empty; give at least one token to continue")
-        self._tokens = tokens
+        self._tokens, self._asked = tokens, tokens
+        if not beyond_context:
+            self._tokens = min(tokens, self._model.config.room(len(self._prompt)))
         self._threads = threads
         self._cold_path = cold
         self.made = 0
         self.decode_s = 0.0
+        self.context_full = False
         self.restored: Restored | None = None
         self.spilled: SpillReport | None = None
 
@@ -117,6 +126,11 @@ class Continuation:
     def tokens_per_s(self) -> float | None:
         """Decode rate, total over total; None before the second token."""
         return (self.made - 1) / self.decode_s if self.decode_s else None
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model was trained for."""
+        return self._model.config.context_length
 
     def __iter__(self) -> Iterator[str]:
         return whole_characters(self._ids(), self._model.tokenizer.decode)
@@ -192,6 +206,7 @@ class Continuation:
                 return
             yield token
             if self.made == self._tokens:
+                self.context_full = self.made < self._asked
                 return
             started = time.perf_counter()
             logits = decoder.step([session], [token])[0]
