@@ -31,7 +31,9 @@ in turn: layer 0 may not begin the next step until every layer has reached the s
 l may not pass layer l - 1. ``begin_branch``, ``commit_prefix``, ``rollback_tail``, page reads and
 ``close`` happen at step boundaries; elsewhere they raise `StepIncomplete` and change nothing. Steps
 are counted by the position after a layer's last appended row: `invalidate` doesn't move it (a hole at
-the end shortens ``length`` and nothing else), and ``rollback_tail`` counts back from it.
+the end shortens ``length`` and nothing else), and ``rollback_tail`` counts back from it. So no verb
+tells the next position behind a hole at the end: who made it knows it, or gives the holes back by
+``rollback_tail``, after which ``length`` is the next position again.
 
 Errors change nothing: after any `KVError` length, bitmap, page table, reference counts and contents
 are bitwise as before the call.
@@ -66,6 +68,8 @@ Bool = npt.NDArray[np.bool_]
 PAGE_TOKENS = (16, 32, 64)
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
+#: Sessions and branches that any store can have open at once; where it can have more, it may.
+SESSIONS = 64
 
 #: Set to 1, it makes stores fill fresh, freed, reserved and padding bytes with NaN, so that a use of
 #: one shows. The conformance suite sets it.
@@ -257,7 +261,8 @@ class StoreSpec:
     page_tokens : int
         P, one of 16, 32, 64.
     budget_bytes : int
-        The pool takes as many whole pages as fit; at least one must.
+        The pool takes as many whole pages as fit; at least one must. Page tables are not counted: a
+        store may map 12 bytes for each of `SESSIONS`, layers and pages, and touches what is used.
     ledger : MemoryLedger, optional
         Where the bytes are reserved; by default a ledger of exactly ``budget_bytes``.
     base_position : int
@@ -552,7 +557,7 @@ class KVStore(Protocol):
     page_nbytes: int
 
     def open_session(self, position_holes_allowed: bool = False) -> KVSession:
-        """A new, empty session. `PoolExhausted` when the store has no session slot left."""
+        """A new, empty session. `PoolExhausted` when the store has no session slot left: past `SESSIONS`."""
 
     def page_table(self, session: KVSession, layer: int) -> PageTable:
         """Page ids and length of a session's layer."""

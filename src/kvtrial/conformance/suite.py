@@ -124,6 +124,7 @@ TESTS = (
         pool.exhaustion_leaves_no_trace,
         pool.exhaustion_in_a_later_layer,
         pool.sessions_share_one_pool,
+        pool.as_many_sessions_as_promised,
         pool.accounting_adds_up,
         pool.a_pool_of_one_page,
         pool.nothing_stays_behind,
