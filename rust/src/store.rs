@@ -7,8 +7,8 @@ use crate::fault::{Code, Fault};
 use crate::memory::Memory;
 use crate::pool::{Pool, Shape};
 
-/// Sessions and branches that may be open at once.
-pub const SESSION_SLOTS: usize = 256;
+/// Sessions and branches that may be open at once: the contract's SESSIONS.
+pub const SESSION_SLOTS: usize = 64;
 /// Positions that a session can address at least, whatever the pool holds.
 const MIN_CAPACITY: usize = 65536;
 /// A table entry without a page: it holds only holes.

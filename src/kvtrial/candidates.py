@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -12,6 +14,7 @@ from kvtrial.contract import (
     CandidateNotBuilt,
     InvalidArgument,
     KVStore,
+    PoolExhausted,
     Profile,
     RetiredCandidate,
     StoreSpec,
@@ -20,6 +23,9 @@ from kvtrial.contract import (
 from kvtrial.host import build, selection
 
 GROUP = "kvtrial.candidates"
+#: A page of a store may be so much larger than its FP32 elements, as a power of two: a row of two
+#: elements is padded to 32 and a scale.
+_MOST_DOUBLINGS = 10
 
 
 @functools.cache
@@ -131,11 +137,67 @@ def open_store(
             f"{candidate.name} was retired by the adopted verdict ({selected.run_id}); use "
             f"{selected.default}, or pass trial=True (in Python) to open it for a trial"
         )
-    if candidate.not_built is not None:
-        raise CandidateNotBuilt(f"{candidate.name} is not built: {candidate.not_built}")
-    build.refuse_stale()
+    _refuse_not_built(candidate)
     try:
         parsed = StoreSpec(**spec)
     except TypeError as error:
         raise InvalidArgument(f"open_store: {error}; see kvtrial.contract.StoreSpec") from None
     return candidate.open(parsed)
+
+
+def pool_bytes(
+    name: str | None,
+    shape: Mapping[str, Any],
+    *,
+    tokens: int,
+    sessions: int = 1,
+    page_tokens: int = 16,
+    spare_pages: int = 1,
+) -> int:
+    """The budget with which a store holds ``sessions`` of ``tokens`` positions each.
+
+    Parameters
+    ----------
+    name : str or None
+        As `open_store` takes it.
+    shape : mapping
+        layers, q_heads, kv_heads and head_dim.
+    spare_pages : int
+        Pages for each session and layer beyond those.
+
+    Raises
+    ------
+    UnknownCandidate, CandidateNotBuilt, StaleBuild, InvalidArgument
+    """
+    candidate, _ = choose(name)
+    _refuse_not_built(candidate)
+    spec = StoreSpec(**{**shape, "layers": 1}, page_tokens=page_tokens, budget_bytes=1)
+    pages = -(-tokens // page_tokens) + spare_pages
+    return sessions * int(shape["layers"]) * pages * page_bytes(candidate, spec)
+
+
+@functools.cache
+def page_bytes(candidate: Candidate, spec: StoreSpec) -> int:
+    """Bytes of budget that a page of one layer takes: the store is asked, which may pad its rows.
+
+    ``spec`` has one layer; its ``budget_bytes`` does not count.
+    """
+    budget = 8 * spec.page_tokens * spec.local_kv_heads * spec.head_dim
+    for doubled in range(_MOST_DOUBLINGS + 1):
+        try:
+            store = candidate.open(dataclasses.replace(spec, budget_bytes=budget << doubled))
+        except PoolExhausted:
+            if doubled == _MOST_DOUBLINGS:
+                raise
+            continue
+        try:
+            return max(store.page_nbytes, store.row_bytes * spec.page_tokens)
+        finally:
+            store.close()
+    raise AssertionError("not reached")
+
+
+def _refuse_not_built(candidate: Candidate) -> None:
+    if candidate.not_built is not None:
+        raise CandidateNotBuilt(f"{candidate.name} is not built: {candidate.not_built}")
+    build.refuse_stale()

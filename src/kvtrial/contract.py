@@ -31,7 +31,9 @@ in turn: layer 0 may not begin the next step until every layer has reached the s
 l may not pass layer l - 1. ``begin_branch``, ``commit_prefix``, ``rollback_tail``, page reads and
 ``close`` happen at step boundaries; elsewhere they raise `StepIncomplete` and change nothing. Steps
 are counted by the position after a layer's last appended row: `invalidate` doesn't move it (a hole at
-the end shortens ``length`` and nothing else), and ``rollback_tail`` counts back from it.
+the end shortens ``length`` and nothing else), and ``rollback_tail`` counts back from it. So no verb
+tells the next position behind a hole at the end: who made it knows it, or gives the holes back by
+``rollback_tail``, after which ``length`` is the next position again.
 
 Errors change nothing: after any `KVError` length, bitmap, page table, reference counts and contents
 are bitwise as before the call.
@@ -41,6 +43,10 @@ in attention as IEEE arithmetic says. What a narrower format can't hold is refus
 its `Profile` says what that is: magnitudes from ``limit`` on, and where ``finite``, NaN and inf. FP16 keeps
 NaN and inf and refuses ``|x| >= 65520``; Q8_0 refuses rows that are not finite and rows whose step FP16
 can't hold.
+
+Scores of -inf weigh nothing, so where all valid rows score -inf attention gives zeros, and their partial
+has a sum of 0: as where nothing is valid. IEEE arithmetic would make NaN of those rows alone, and nothing
+of the same rows beside a finite score; then what `merge` gives would depend on where the parts are cut.
 """
 
 from __future__ import annotations
@@ -65,6 +71,8 @@ Bool = npt.NDArray[np.bool_]
 PAGE_TOKENS = (16, 32, 64)
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
+#: Sessions and branches that any store can have open at once; where it can have more, it may.
+SESSIONS = 64
 
 #: Set to 1, it makes stores fill fresh, freed, reserved and padding bytes with NaN, so that a use of
 #: one shows. The conformance suite sets it.
@@ -245,6 +253,9 @@ class Profile:
         float64 rows (..., D) → the largest absolute change of each element by storing it.
     rounded : callable, optional
         float32 array → what `read` gives back, bit for bit, where an element is stored by itself.
+    query : callable, optional
+        float64 queries (..., D) → the largest absolute change of each element by rounding it for the scores;
+        None where they take it as it is.
     """
 
     name: str
@@ -252,10 +263,16 @@ class Profile:
     bound: Callable[[F64], F64]
     finite: bool = False
     rounded: Callable[[F32], F32] | None = None
+    query: Callable[[F64], F64] | None = None
 
     def storage_bound(self, x: npt.ArrayLike) -> F64:
         """Largest absolute change of each element of ``x`` (..., D) by storing it."""
         return self.bound(np.asarray(x, np.float64))
+
+    def query_bound(self, q: npt.ArrayLike) -> F64:
+        """Largest absolute change of each element of a query ``q`` (..., D) by the scores."""
+        exact = np.asarray(q, np.float64)
+        return np.zeros_like(exact) if self.query is None else self.query(exact)
 
     @property
     def exact(self) -> bool:
@@ -286,7 +303,8 @@ class StoreSpec:
     page_tokens : int
         P, one of 16, 32, 64.
     budget_bytes : int
-        The pool takes as many whole pages as fit; at least one must.
+        The pool takes as many whole pages as fit; at least one must. Page tables are not counted: a
+        store may map 12 bytes for each of `SESSIONS`, layers and pages, and touches what is used.
     ledger : MemoryLedger, optional
         Where the bytes are reserved; by default a ledger of exactly ``budget_bytes``.
     base_position : int
@@ -409,7 +427,8 @@ class PageTable(NamedTuple):
 class Partial(NamedTuple):
     """Attention over a part of the positions or heads; every array spans the model's H_q heads.
 
-    A head without a valid row in the part has ``max = -inf``, ``sum = 0`` and zeros.
+    A head without a valid row in the part has ``max = -inf``, ``sum = 0`` and zeros. So has one whose
+    rows all score -inf, but that its max may be float32's lowest finite number.
     """
 
     #: float32 (H_q,): the largest score.
@@ -440,7 +459,7 @@ def merge(parts: Sequence[Partial]) -> F32:
     Returns
     -------
     float32 (H_q, D)
-        Zeros for a head that no part has a valid row for.
+        Zeros for a head that no part has a row with a weight for.
     """
     if not parts:
         raise InvalidArgument("merge got no partials; give at least one")
@@ -493,7 +512,7 @@ class KVSession(Protocol):
     def attend(self, layer: int, q: F32, out: F32, scale: float) -> None:
         """Attention of q (H_q, D) over the layer's valid rows, into out (H_q, D).
 
-        Nothing valid: zeros. Query head h reads KV head h // (H_q // H_kv).
+        Nothing valid, or all scores -inf: zeros. Query head h reads KV head h // (H_q // H_kv).
         """
 
     def attend_block(self, layer: int, q: F32, out: F32, scale: float) -> None:
@@ -580,7 +599,7 @@ class KVStore(Protocol):
     page_nbytes: int
 
     def open_session(self, position_holes_allowed: bool = False) -> KVSession:
-        """A new, empty session. `PoolExhausted` when the store has no session slot left."""
+        """A new, empty session. `PoolExhausted` when the store has no session slot left: past `SESSIONS`."""
 
     def page_table(self, session: KVSession, layer: int) -> PageTable:
         """Page ids and length of a session's layer."""

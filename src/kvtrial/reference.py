@@ -11,7 +11,8 @@ the unit roundoff of float32, and g(m) = m u / (1 - m u), the classical bound of
 1. *Storage.* A stored element x is off by its profile's `storage_bound`: nothing for FP32; the others
    derive theirs beside their record.
 2. *Scores.* A dot of length D, in any order, times scale, which is rounded to float32 itself:
-   g(D + 2) |scale| sum |q k|, and |scale| sum |q| dk for storage.
+   g(D + 2) |scale| sum |q k|, and |scale| sum |q| dk for storage. Where scores are integer the query is
+   rounded too, and is off by the profile's `query_bound`, dq: |scale| sum (|k| + dk) dq.
 3. *Weights.* exp(s - max) takes a rounded difference, u (|s| + |max|), and an exponential good to
    `EXP_ULPS` units. Online softmax rescales once for each rise of the running maximum: one more
    exponential and product each. The differences telescope but for their roundings, 2 u |max| each.
@@ -79,7 +80,8 @@ def partial(
             continue
         scores = scale * (keys * q64[head]).sum(axis=1)
         top[head] = scores.max()
-        weights = np.exp(scores - top[head])
+        # Scores of -inf weigh nothing, all of them too: see the contract.
+        weights = np.exp(scores - (0.0 if np.isneginf(top[head]) else top[head]))
         total[head] = weights.sum()
         output[head] = (weights[:, None] * values).sum(axis=0)
     return Softmax(top, total, output)
@@ -92,7 +94,7 @@ def attention(
     scale: float,
     valid: npt.ArrayLike | None = None,
 ) -> F64:
-    """Softmax attention of one query token: (H_q, D) float64, zeros where nothing is valid."""
+    """Softmax attention of one query token: (H_q, D) float64, zeros where nothing weighs anything."""
     parts = partial(q, k, v, scale, valid)
     out = np.zeros_like(parts.output)
     for head in range(len(out)):
@@ -142,16 +144,22 @@ def tolerance(
     bound = np.zeros((heads, head_dim))
     if len(rows) == 0:
         return bound
+    q_error = profile.query_bound(q64)
     k_error, v_error = profile.storage_bound(k64[rows]), profile.storage_bound(v64[rows])
     group = heads // k64.shape[1]
     n = len(rows)
     for head in range(heads):
         keys, values = k64[rows, head // group], v64[rows, head // group]
-        products = np.abs(keys * q64[head]).sum(axis=1)
-        stored = (k_error[:, head // group] * np.abs(q64[head])).sum(axis=1)
-        score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
         scores = scale * (keys * q64[head]).sum(axis=1)
         top = scores.max()
+        if np.isneginf(top):  # exact zeros
+            continue
+        products = np.abs(keys * q64[head]).sum(axis=1)
+        dk = k_error[:, head // group]
+        stored = (dk * np.abs(q64[head])).sum(axis=1)
+        if q_error[head].any():  # a key of inf times 0 would be NaN
+            stored += ((np.abs(keys) + dk) * q_error[head]).sum(axis=1)
+        score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
         running = np.maximum.accumulate(scores)
         rises = 1 + np.count_nonzero(np.diff(running))
         exponent_error = score_error + _U * (np.abs(scores) + abs(top))

@@ -354,7 +354,8 @@ class PlainSession:
             kv = np.arange(low, high).repeat(group) - first
             scores = np.einsum("nhd,hd->hn", k[:, kv], q[mine]) * np.float32(scale)
             top[mine] = scores.max(axis=1)
-            weights = np.exp(scores - top[mine, None])
+            # Scores of -inf weigh nothing, all of them too.
+            weights = np.exp(scores - np.where(np.isneginf(top[mine]), 0, top[mine])[:, None])
             total[mine] = weights.sum(axis=1)
             output[mine] = np.einsum("hn,nhd->hd", weights, v[:, kv])
         return Partial(top, total, output)

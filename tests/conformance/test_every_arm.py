@@ -26,7 +26,14 @@ from kvtrial.conformance.trial import (
     require_rows,
     rows,
 )
-from kvtrial.contract import Candidate, Capability, StaleOwner, StoreSpec
+from kvtrial.contract import (
+    SESSIONS,
+    Candidate,
+    Capability,
+    PoolExhausted,
+    StaleOwner,
+    StoreSpec,
+)
 from kvtrial.measure import allocations
 
 ARMS = [c for c in candidates.candidates().values() if c.not_built is None]
@@ -37,6 +44,16 @@ def having(*capabilities: Capability) -> pytest.MarkDecorator:
     """Parametrise over the arms that claim these."""
     arms = [c for c in ARMS if c.capabilities.issuperset(capabilities)]
     return pytest.mark.parametrize("arm", arms, ids=lambda arm: arm.name)
+
+
+@having(Capability.POOL)
+def test_every_arm_has_room_for_as_many_sessions(arm: Candidate) -> None:
+    """Rust had room for 256 where Cython had it for 64, and four times the page tables."""
+    with Trial(arm, 16).store(pages=2, layers=1) as store:
+        for _ in range(SESSIONS):
+            store.open_session()
+        with pytest.raises(PoolExhausted, match=rf"\b{SESSIONS} sessions"):
+            store.open_session()
 
 
 @having(Capability.OWNER)

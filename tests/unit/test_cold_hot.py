@@ -52,7 +52,9 @@ def attended(session):
 
 
 def cold_for(kind, path, store):
-    return open_cold(kind, path, Identity.of(store, model_sha256="0" * 64, rope_base=1e4))
+    return open_cold(
+        kind, path, Identity.of(store, model_sha256="0" * 64, rope_base=1e4, activations="fp32")
+    )
 
 
 @pytest.fixture(params=sorted(KINDS))

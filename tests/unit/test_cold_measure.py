@@ -36,6 +36,7 @@ def spec(tmp_path, monkeypatch):
         "store": "K3",
         "shape": SHAPE,
         "model_sha256": "0" * 64,
+        "activations": "fp32",
         "page_tokens": 16,
         "prefix_tokens": ROWS,
         "batches": 4,

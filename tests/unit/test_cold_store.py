@@ -189,6 +189,7 @@ def test_a_pool_too_small_changes_nothing(cold, store):
 ANOTHER = {
     "model_sha256": "another",
     "rope_base": 1e6,
+    "activations": "quantised",
     "kernel_abi": 2,
     "head_dim": 32,
     "page_format": "other",

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from kvtrial.engine._weights import Matrix
 from numpy_store import open_numpy
 
 from kvtrial.contract import InvalidArgument, PoolExhausted
+from kvtrial.engine import load, weights
 from kvtrial.engine.errors import (
     GgufInvalid,
+    GgufTruncated,
     MissingTensor,
+    ModelTooLarge,
     NonFiniteLogits,
     UnknownToken,
     UnsupportedArchitecture,
 )
-from kvtrial.engine.gguf import GgufFile, GgufTensor, TensorKind, read_gguf
+from kvtrial.engine.gguf import (
+    GgufFile,
+    GgufTensor,
+    TensorKind,
+    TensorToWrite,
+    read_gguf,
+    write_gguf,
+)
 from kvtrial.engine.transformer import LOGITS_ROWS, Model, greedy
 
 DATA = Path(__file__).parent.parent / "data"
@@ -295,6 +307,43 @@ def test_wrong_metadata_is_refused(keys, error, message):
         Model.from_gguf(changed(file_of("llama-tiny-q4_1"), **keys))
 
 
+@pytest.mark.parametrize("named", [{}, {"rope__scaling__type": "none"}])
+def test_the_attention_factor_counts_for_queries_and_keys(named):
+    """With or without a type of scaling: 2 for both is 4 for the queries alone."""
+    file = file_of("llama-tiny-q4_1")
+    queries = {1: [], 4: []}
+    for i in range(file.metadata["llama.block_count"]):
+        name = f"blk.{i}.attn_q.weight"
+        tensor = file.tensors[name]
+        values = np.empty(tensor.shape, np.float32)
+        Matrix(name, tensor.kind.name, *tensor.shape, tensor.data).dequantise(
+            0, len(values), values
+        )
+        for factor, tensors in queries.items():
+            tensors.append(stored(name, factor * values))
+    by_key = changed(file, tensors=queries[1], rope__scaling__attn_factor=2.0, **named)
+    by_weight = changed(file, tensors=queries[4])
+    ids = [5, 6, 7, 8]
+    found, expected = (Model.from_gguf(f).logits(ids) for f in (by_key, by_weight))
+    assert np.array_equal(found, expected)
+    assert not np.array_equal(found, Model.from_gguf(file).logits(ids))
+
+
+def test_generation_stops_where_the_context_is_full():
+    model = Model.from_gguf(changed(file_of("llama-tiny-q4_1"), context_length=8))
+    beyond = model.generate([1, 2, 3], 20, beyond_context=True)
+    assert len(beyond.ids) == len(beyond.step_ns) == 20
+    made = model.generate(
+        [1, 2, 3], 10**18
+    )  # eight positions hold three and five: the last has none
+    assert made.ids == beyond.ids[:6] and len(made.step_ns) == 6
+    assert model.generate([1, 2, 3], 6).ids == made.ids
+    assert len(model.generate(range(8), 5).ids) == 1
+    with pytest.raises(InvalidArgument, match=r"9 tokens; .* for 8 positions: .*--beyond"):
+        model.generate(range(9), 1)
+    assert len(model.generate(range(9), 1, beyond_context=True).ids) == 1
+
+
 def test_rope_pairs_by_architecture():
     """C9, against rotations written out: llama turns (2i, 2i + 1), qwen2 turns (i, i + D / 2)."""
     from kvtrial.engine._regions import rope_turns, rotate_rows
@@ -358,3 +407,97 @@ def test_wrong_calls_are_refused(tiny):
     with pytest.raises(InvalidArgument, match="allowed: quantised, fp32"):
         model.decoder(activations="int4")
     assert session.length(0) == 0
+
+
+def stored(name: str, values: np.ndarray) -> GgufTensor:
+    return GgufTensor(name, TensorKind.F32, values.shape, values.view(np.uint8).ravel())
+
+
+@pytest.mark.parametrize("kind", [TensorKind.F32, TensorKind.F16])
+def test_a_file_that_is_written_to_and_cut_in_use_changes_no_logit(tmp_path, kind):
+    """Unpacked weights stayed in the file's map: other logits without a word, then SIGBUS."""
+    file, path = file_of(TINY[0]), tmp_path / "m.gguf"
+    rng = np.random.default_rng(1)
+    dtype = {TensorKind.F32: "<f4", TensorKind.F16: "<f2"}[kind]
+    tensors = [
+        TensorToWrite(t.name, kind, t.shape, [rng.standard_normal(t.shape).astype(dtype).tobytes()])
+        for t in file.tensors.values()
+    ]
+    write_gguf(path, file.metadata, tensors)
+    model = load(path)
+    expected = model.logits([1, 2, 3])
+    decoder, session = model.decoder(), model.open_store("K1", tokens=4).open_session()
+    stepped = decoder.step([session], [1]).copy()
+    session.rollback_tail(1)
+    size = path.stat().st_size
+    with path.open("r+b") as written:
+        written.seek(size // 4)
+        written.write(bytes(size - size // 4))
+        assert np.array_equal(model.logits([1, 2, 3]), expected)
+        written.truncate(100)
+    assert np.array_equal(model.logits([1, 2, 3]), expected)
+    assert np.array_equal(decoder.step([session], [1]), stepped)
+    with pytest.raises(GgufTruncated, match="100 bytes"):
+        model.sha256  # noqa: B018  what was loaded has no name any more
+
+
+@pytest.mark.parametrize("refusal", [MemoryError("no"), OSError(errno.ENOMEM, "no")])
+def test_memory_that_the_system_refuses_is_said_of_the_file(monkeypatch, refusal):
+    def refuse(nbytes):
+        raise refusal
+
+    monkeypatch.setattr(weights, "_huge_pages", refuse)
+    path = DATA / f"{TINY[0]}.gguf"
+    said = rf"{path.name}: has {path.stat().st_size} bytes.*; \d+ bytes are available: free"
+    with pytest.raises(ModelTooLarge, match=said):
+        load(path)
+    refusal = OSError(errno.EIO, "a disk")
+    with pytest.raises(OSError, match="a disk"):
+        load(path)
+
+
+def padded(file: GgufFile, rows: int, best: int, *, tied: bool) -> GgufFile:
+    """The file with ``rows`` rows for its 320 tokens, of which ``best`` or the next wins every argmax."""
+    embedding = file.tensors["token_embd.weight"]
+    hidden = embedding.shape[1]
+    values = np.zeros((rows, hidden), np.float32)
+    values[:320] = np.random.default_rng(3).standard_normal((320, hidden), np.float32)[:rows]
+    table = stored("token_embd.weight", values)
+    if tied:
+        values[best] = 1e3 * values[:320].mean(axis=0)
+        return changed(file, tensors=[table], without=["output.weight"])
+    output = np.zeros((rows, hidden), np.float32)
+    output[:320] = values[:320]
+    output[best] = 1e3
+    output[best + 1] = -1e3
+    return changed(file, tensors=[table, stored("output.weight", output)])
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_padded_row_is_no_token(name):
+    """Padding that would win every argmax: 330 rows for 320 tokens, the output tied or not."""
+    file = padded(file_of(name), 330, 325, tied=False)
+    model = Model.from_gguf(file)
+    assert model.config.vocab == model.tokenizer.vocab_size == 320
+    made = model.generate([5, 6, 7], 8)
+    assert max(made.ids) < 320
+    assert isinstance(model.tokenizer.decode(made.ids), str)
+    assert model.prefill(model.open_store("K1", tokens=3).open_session(), [5, 6, 7]).shape == (320,)
+    with pytest.raises(UnknownToken, match=r"token id 325; allowed: 0 to 319"):
+        model.generate([325], 1)
+    tied = Model.from_gguf(padded(file_of(name), 330, 325, tied=True))
+    assert tied.logits([1, 2]).shape == (2, 320)
+
+
+def test_fewer_rows_than_tokens_are_refused_with_both_numbers():
+    file = file_of(TINY[0])
+    whole = file.tensors["token_embd.weight"]
+    short = stored("token_embd.weight", np.zeros((300, whole.shape[1]), np.float32))
+    with pytest.raises(GgufInvalid, match="has 300 rows for the 320 tokens of tokenizer"):
+        Model.from_gguf(changed(file, tensors=[short]))
+
+
+def test_a_file_without_a_tokenizer_has_as_many_tokens_as_rows():
+    file = file_of(TINY[0])
+    metadata = {k: v for k, v in file.metadata.items() if not k.startswith("tokenizer")}
+    assert Model.from_gguf(dataclasses.replace(file, metadata=metadata)).config.vocab == 320

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtrial.contract import InvalidArgument
+from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.host.machine import machine_class
 from kvtrial.tools import command
 from kvtrial.tools.generate import Continuation, whole_characters
@@ -64,6 +65,28 @@ def test_the_store_is_the_one_that_it_says(selection):
     made = Continuation("abc", model=str(TINY), tokens=3, profile="fp32")
     assert (made.store, made.profile) == ("K1", "fp32")
     assert "".join(made) == "".join(Continuation("abc", model=str(TINY), tokens=3, store="K1"))
+
+
+def test_it_says_where_the_context_is_full_and_goes_on_if_told_to(selection, tmp_path, capsys):
+    path = str(tmp_path / "m.gguf")
+    shape = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 64, "vocab": 269}
+    shape |= {"architecture": "llama", "kind": "Q8_0", "context": 8, "rope_base": 1e4, "seed": 1}
+    write_synthetic(path, "m", ModelSizes(**shape))
+    whole = Continuation("abc", model=path, tokens=20, beyond_context=True)
+    text = "".join(whole)
+    assert whole.made == 20 and not whole.context_full
+    cut = Continuation("abc", model=path, tokens=20)
+    assert text.startswith("".join(cut)) and cut.made == 6 and cut.context_full
+    exact = Continuation("abc", model=path, tokens=6)
+    assert "".join(exact) and exact.made == 6 and not exact.context_full
+    assert command.main(["generate", "abc", "--model", path, "--tokens", "20"]) == 0
+    said = capsys.readouterr().err
+    assert "stopped: the model's context of 8 positions is full; --beyond-context goes on\n" in said
+    arguments = ["generate", "abc", "--model", path, "--tokens", "20", "--beyond-context"]
+    assert command.main(arguments) == 0
+    assert "stopped" not in capsys.readouterr().err
+    with pytest.raises(InvalidArgument, match="prompt has 9 tokens; the model was trained for 8"):
+        Continuation("abcdefghi", model=path, tokens=1)
 
 
 def test_a_profile_that_was_not_adopted_is_refused(selection):

@@ -36,10 +36,19 @@ print(json.dumps([rows, *decode(model, session, prompt)]))
 """
 
 
-def open_known(folder):
+def identity_of(model, store, activations="quantised"):
+    return Identity.of(
+        store,
+        model_sha256=model.sha256,
+        rope_base=model.config.rope_base,
+        activations=activations,
+    )
+
+
+def open_known(folder, activations="quantised"):
     model = Model.from_gguf(read_gguf(TINY))
     store = model.open_store("K1", tokens=256, page_tokens=P)
-    identity = Identity.of(store, model_sha256=model.sha256, rope_base=model.config.rope_base)
+    identity = identity_of(model, store, activations)
     return model, store, open_cold("Z2", folder, identity)
 
 
@@ -100,6 +109,20 @@ def test_a_known_text_is_restored_and_goes_on_the_same(tmp_path):
     assert more.restored.tokens >= prompt - P
 
 
+def test_rows_that_other_activations_computed_are_a_miss(tmp_path):
+    text, folder = "abc " * 40, tmp_path / "cold"
+    model, store, cold = open_known(folder, "fp32")
+    prompt = model.tokenizer.encode(text)
+    session = store.open_session()
+    model.prefill(session, prompt, activations="fp32")
+    with cold:
+        cold.spill(session, prompt)
+        assert cold.contains(prompt) == len(prompt)
+    found, made = continued(text, folder)
+    assert made.restored is None and made.spilled.pages_shared == 0
+    assert found == continued(text, None)[0]
+
+
 def test_a_prompt_of_whole_pages_is_decoded_from_its_last_position(tmp_path):
     text = next(
         text
@@ -150,7 +173,7 @@ def test_a_model_that_was_replaced_while_it_was_loaded_leaves_the_new_one_nothin
             (tmp_path / "next.gguf").replace(path)
     for model in (old, Model.from_gguf(read_gguf(path))):
         store = model.open_store("K1", tokens=64, page_tokens=P)
-        identity = Identity.of(store, model_sha256=model.sha256, rope_base=model.config.rope_base)
+        identity = identity_of(model, store)
         session = store.open_session()
         with open_cold("Z2", tmp_path / "cold", identity) as cold:
             assert cold.contains(prompt) == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtrial.engine import gguf
 from kvtrial.engine.errors import (
     GgufInvalid,
     GgufTruncated,
@@ -192,6 +193,31 @@ def test_weights_that_are_not_finite_are_refused_with_their_block(tmp_path, kind
     tensor = TensorToWrite("w", kind, (2, 3 * kind.block_size), [raw.tobytes()])
     write_gguf(tmp_path / "x.gguf", {}, [tensor])
     with pytest.raises(NonFiniteWeight, match=r"'w' .* block 4"):
+        read_gguf(tmp_path / "x.gguf")
+
+
+def test_the_test_for_finite_weights_takes_no_memory_of_the_tensors_size(tmp_path):
+    """A sparse file needs no disk; a copy of its tensor would need all the memory there is."""
+    path = tmp_path / "x.gguf"
+    with path.open("wb") as file:
+        file.write(padded(header(1) + record(shape=(1 << 24,)), b""))
+        file.truncate(file.tell() + (4 << 24))
+    tracemalloc.start()
+    try:
+        read_gguf(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+def test_bad_blocks_are_counted_over_all_pieces_and_the_first_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf, "_CHECKED_AT_ONCE", 4)
+    weights = np.zeros(11, "<f4")
+    weights[[6, 7, 10]] = np.nan, np.inf, -np.inf
+    tensor = TensorToWrite("w", TensorKind.F32, (11,), [weights.tobytes()])
+    write_gguf(tmp_path / "x.gguf", {}, [tensor])
+    with pytest.raises(NonFiniteWeight, match=r"block 6 is NaN or infinite \(3 blocks in all\)"):
         read_gguf(tmp_path / "x.gguf")
 
 

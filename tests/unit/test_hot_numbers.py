@@ -9,7 +9,8 @@ import pytest
 from kvtrial.hot._kernels_simd import exp_for_tests
 from kvtrial.hot._paged import PagedStore
 
-from kvtrial.contract import NumericRange, StoreSpec
+from kvtrial import reference
+from kvtrial.contract import NumericRange, Profile, StoreSpec
 from kvtrial.hot import flat, paged
 from kvtrial.hot.formats import row_format
 
@@ -137,6 +138,20 @@ def test_q8_steps_lose_less_than_the_plain_ones():
     ours = ((back - blocks) ** 2).sum(axis=1)
     assert (ours <= plain * (1 + 1e-4)).all()
     assert ours.sum() / plain.sum() < 0.9
+
+
+@pytest.mark.parametrize("peak", [1.0, 1e4, 1e5])
+def test_one_large_element_of_a_query_stays_inside_the_bound(peak):
+    """K5 rounds a query by its largest element, which the bound left out: 1.6 times at 1e5."""
+    q, k, v = normal(1, 2, 64), normal(2, 64, 1, 64), normal(3, 64, 1, 64)
+    q[:, 5] = peak
+    k[:, :, :32] = 0  # stored without an error, so nothing else covers the query's
+    session = paged.K5.open(StoreSpec(1, 2, 1, 64, budget_bytes=1 << 20)).open_session()
+    session.append(0, np.arange(64), k, v)
+    out = np.zeros_like(q)
+    session.attend(0, q, out, 0.125)
+    error = np.abs(out - reference.attention(q, k, v, 0.125))
+    assert (error <= reference.tolerance(Profile.Q8_0, q, k, v, 0.125)).all()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

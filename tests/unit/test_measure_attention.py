@@ -11,7 +11,7 @@ from kvtrial.candidates import candidates
 from kvtrial.contract import Capability
 from kvtrial.measure import allocations, attention, child, clock
 from kvtrial.measure.rotation import orders
-from kvtrial.measure.stores import Snapshot, budget_bytes, fill, opened
+from kvtrial.measure.stores import Snapshot, fill, needed_bytes, opened
 
 SHAPE = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
 TOKENS = 50
@@ -321,7 +321,8 @@ def test_snapshots_are_loaded_bitwise(snapshot):
 
 def test_more_than_the_memory_is_refused_before_it_is_tried():
     shape = {**SHAPE, "layers": 4000}
-    assert budget_bytes(SHAPE, 17, 3, 16) == 3 * 2 * (2 + 4) * 16 * 2 * 32 * 2 * 4
+    needed = needed_bytes("K1", SHAPE, tokens=17, sessions=3, page_tokens=16)
+    assert needed == 3 * 2 * (2 + 4) * 16 * 2 * 32 * 2 * 4
     with (
         pytest.raises(MemoryError, match="are available"),
         opened(BUILT[0], shape, tokens=10**8, page_tokens=16),

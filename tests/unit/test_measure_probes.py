@@ -177,23 +177,22 @@ def test_a_clock_that_can_not_be_asked_for_is_none(monkeypatch, error):
 
 
 def test_throttling_of_cpu_and_control_group_add_up(monkeypatch):
-    texts = {"cpu.stat": "usage_usec 5\nnr_periods 9\nnr_throttled 4"}
+    monkeypatch.setattr(machine.cgroups, "throttled", lambda: 4)
     found = [Path(f"/sys/devices/system/cpu/cpu{n}/thermal_throttle") for n in (0, 1)]
     counters = [f / "core_throttle_count" for f in found]
     monkeypatch.setattr(machine.Path, "glob", lambda self, pattern: counters)
-    monkeypatch.setattr(machine, "_read", lambda path: texts.get(path.name, "3"))
+    monkeypatch.setattr(machine, "_read", lambda path: "3")
     assert machine.throttle_events() == 3 + 3 + 4
     monkeypatch.setattr(machine, "_read", lambda path: "")
+    monkeypatch.setattr(machine.cgroups, "throttled", lambda: None)
     assert machine.throttle_events() is None
 
 
-def test_memory_stays_inside_the_control_group(monkeypatch):
-    texts = {"memory.max": str(4 << 30), "memory.current": str(3 << 30)}
-    texts["memory.stat"] = f"anon 1\nfile {1 << 29}\n"
-    monkeypatch.setattr(machine, "_read", lambda path: texts.get(path.name, ""))
-    assert machine.available_memory_bytes() <= (1 << 30) + (1 << 29)
-    texts["memory.max"] = "max"
-    assert machine.available_memory_bytes() > 0
+def test_memory_stays_inside_the_control_groups(monkeypatch):
+    monkeypatch.setattr(machine.cgroups, "memory_left_bytes", lambda: 1 << 20)
+    assert machine.available_memory_bytes() == 1 << 20
+    monkeypatch.setattr(machine.cgroups, "memory_left_bytes", lambda: None)
+    assert machine.available_memory_bytes() > 1 << 20
 
 
 def test_measuring_changes_nothing_about_the_machine(small_cache):

@@ -391,8 +391,8 @@ def test_codes_of_steps_and_branches() -> None:
 
 def test_a_store_of_all_slots_or_of_no_page_is_exhausted() -> None:
     store = open_store()
-    opened = [store.open_session() for _ in range(256)]
-    with pytest.raises(contract.PoolExhausted, match="all 256 sessions"):
+    opened = [store.open_session() for _ in range(contract.SESSIONS)]
+    with pytest.raises(contract.PoolExhausted, match="all 64 sessions"):
         store.open_session()
     opened[7].close()
     assert store.open_session().generation == 2

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 
 import kvtrial
@@ -14,12 +18,17 @@ from kvtrial.contract import (
     FP32,
     CandidateNotBuilt,
     InvalidArgument,
+    KVStore,
+    PoolExhausted,
     Profile,
     RetiredCandidate,
+    StoreSpec,
     UnknownCandidate,
 )
+from kvtrial.engine.transformer import Model
 from kvtrial.host import selection
 from kvtrial.host.machine import machine_class
+from kvtrial.measure.stores import opened
 
 SHAPE = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 8, "budget_bytes": 1 << 20}
 
@@ -149,3 +158,46 @@ def test_what_is_no_selection_names_file_and_remedy(
     (tmp_path / "selection.yaml").write_text(text.format(machine_class()))
     with pytest.raises(selection.SelectionInvalid, match=r"selection\.yaml: not what `make adopt`"):
         kvtrial.open_store(**SHAPE)
+
+
+@pytest.mark.parametrize("head_dim", [2, 4, 10, 20, 36, 100])
+@pytest.mark.parametrize("name", sorted(candidates.candidates()))
+def test_a_pool_has_room_for_rows_that_its_store_pads(name: str, head_dim: int) -> None:
+    """By the model's door and by the measurement's, in every arm."""
+    if candidates.get(name).not_built is not None:
+        pytest.skip(str(candidates.get(name).not_built))
+    shape = {"layers": 2, "q_heads": 2, "kv_heads": 2, "head_dim": head_dim}
+    rows = np.zeros((600, 2, head_dim), np.float32)
+
+    def filled(store: KVStore) -> None:
+        session = store.open_session()
+        for layer in range(2):
+            session.append(layer, np.arange(600), rows, rows)
+
+    config = SimpleNamespace(store_shape=shape)
+    stand_in = cast(Model, SimpleNamespace(config=config))
+    with contextlib.closing(Model.open_store(stand_in, name, tokens=600)) as store:
+        filled(store)
+    with opened(name, shape, tokens=600, page_tokens=16) as (store, _):
+        filled(store)
+
+
+def test_a_budget_holds_the_pages_that_were_asked_for() -> None:
+    """K1 pads 20 elements to 24; K5 has two scales and 32 codes for each row."""
+    shape = {"layers": 3, "q_heads": 2, "kv_heads": 1, "head_dim": 20}
+    pages = 3 * 2 * (2 + 1)
+    assert candidates.pool_bytes("K1", shape, tokens=17, sessions=2) == pages * 16 * 2 * 24 * 4
+    assert candidates.pool_bytes("K0", shape, tokens=17, sessions=2) == pages * 16 * 2 * 20 * 4
+    budget = candidates.pool_bytes("K2", shape, tokens=17, sessions=2)
+    with contextlib.closing(kvtrial.open_store("K2", **shape, budget_bytes=budget)) as store:
+        assert store.pages_total == pages
+
+
+def test_a_store_that_no_page_fits_in_is_said_and_not_asked_for_ever() -> None:
+    def refuse(spec: StoreSpec) -> KVStore:
+        raise PoolExhausted(f"{spec.budget_bytes} bytes are too few")
+
+    never = dataclasses.replace(candidates.get("K1"), open=refuse)
+    spec = StoreSpec(1, 1, 1, 8, budget_bytes=1)
+    with pytest.raises(PoolExhausted, match=f"^{8 * 16 * 8 << 10} bytes"):
+        candidates.page_bytes(never, spec)

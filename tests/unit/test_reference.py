@@ -54,6 +54,28 @@ def test_invalid_rows_are_not_touched() -> None:
     assert np.isneginf(reference.partial(np.ones((1, 2)), k, v, 1.0, [False] * 3).max).all()
 
 
+def test_scores_of_minus_infinity_weigh_nothing() -> None:
+    q, v = np.ones((1, 1)), np.array([[[2.0]], [[3.0]]])
+    low = np.full((2, 1, 1), -np.inf)
+    part = reference.partial(q, low, v, 1.0)
+    assert (part.max, part.sum, part.output) == (-np.inf, 0, 0)
+    np.testing.assert_array_equal(reference.attention(q, low, v, 1.0), [[0.0]])
+    np.testing.assert_array_equal(reference.tolerance(FP32, q, low, v, 1.0), [[0.0]])
+    beside = np.array([[[-np.inf]], [[1.0]]])
+    np.testing.assert_array_equal(reference.attention(q, beside, v, 1.0), [[3.0]])
+
+
+def test_only_q8_queries_are_rounded_to_sixteen_bits() -> None:
+    q = np.array([[1.0, -3.0, 0.25], [0.0, 0.0, 0.0]])
+    steps = np.array([3.0, 0.0]) / 32767
+    rounded = np.rint(q / np.where(steps, steps, 1)[:, None]) * steps[:, None]
+    bound = Q8_ROWS.query_bound(q)
+    assert (np.abs(rounded - q) <= bound).all()
+    np.testing.assert_allclose(bound[0], 3 * 2.0**-16, rtol=0.02)
+    assert not FP32.query_bound(q).any()
+    assert not FP16_ROWS.query_bound(q).any()
+
+
 def test_the_causal_mask_is_aligned_at_the_bottom_right() -> None:
     k = np.zeros((4, 1, 1))
     v = np.arange(1.0, 5.0).reshape(4, 1, 1)

@@ -42,13 +42,17 @@ class Identity:
     kv_heads: int
     head_dim: int
     rope_base: float
+    #: How the rows were computed, "quantised" or "fp32": the same tokens give others.
+    activations: str
     base_position: int = 0
     kv_head_range: tuple[int, int] | None = None
     kernel_abi: int = KERNEL_ABI
 
     @classmethod
-    def of(cls, store: KVStore, *, model_sha256: str, rope_base: float) -> Identity:
-        """The identity of what ``store`` holds for a model."""
+    def of(
+        cls, store: KVStore, *, model_sha256: str, rope_base: float, activations: str
+    ) -> Identity:
+        """The identity of what ``store`` holds for a model, whose rows ``activations`` computed."""
         spec = store.spec
         return cls(
             model_sha256=model_sha256,
@@ -58,6 +62,7 @@ class Identity:
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
             rope_base=float(rope_base),
+            activations=activations,
             base_position=spec.base_position,
             kv_head_range=spec.kv_head_range,
         )

@@ -18,7 +18,10 @@ _SEEN = ("page_format", "page_tokens", "layers", "kv_heads", "head_dim", "base_p
 def refuse_other(session: KVSession, identity: Identity) -> None:
     """`IdentityMismatch` for a session whose pages are of another form."""
     theirs = Identity.of(
-        session.store, model_sha256=identity.model_sha256, rope_base=identity.rope_base
+        session.store,
+        model_sha256=identity.model_sha256,
+        rope_base=identity.rope_base,
+        activations=identity.activations,
     )
     for name in _SEEN:
         ours, given = getattr(identity, name), getattr(theirs, name)

@@ -15,7 +15,7 @@ from kvtrial.conformance.trial import (
     require_attention,
     rows,
 )
-from kvtrial.contract import F32, Capability
+from kvtrial.contract import F32, Capability, merge
 
 HEAD_DIMS = (1, 8, 32, 48, 59, 64, 72, 80, 96, 100, 128, 256)
 #: (H_q, H_kv): the ratios of known models, and 1 to 16.
@@ -283,6 +283,42 @@ def scores_near_the_largest_number_count(trial: Trial) -> None:
             session.attend_block(0, q, block, 1.0)
             require((out == 1).all(), f"attend gives {out.ravel().tolist()} at score {score}")
             require((block == 1).all(), f"attend_block gives {block.ravel().tolist()} at {score}")
+
+
+def scores_of_minus_infinity_weigh_nothing(trial: Trial) -> None:
+    """Alone they give zeros and an empty partial; beside a finite score they do not show."""
+    if trial.profile.finite:  # which refuses such a row
+        return
+    n = trial.page_tokens + 3
+    with trial.store(layers=1, q_heads=4, kv_heads=2, head_dim=8) as store:
+        session = store.open_session()
+        low, ones = np.full((n, 2, 8), -np.inf, np.float32), np.ones((n + 1, 2, 8), np.float32)
+        session.append(0, at(0, n), low, ones[:n])
+        q = np.ones((2, 4, 8), np.float32)
+        out, block = np.full_like(q[0], np.nan), np.full_like(q, np.nan)
+        session.attend(0, q[0], out, 0.5)
+        session.attend_block(0, q, block, 0.5)
+        require((out == 0).all(), f"attend gives {out[0, 0]} where all scores are -inf")
+        require(
+            (block == 0).all(), f"attend_block gives {block[0, 0, 0]} where all scores are -inf"
+        )
+        session.append(0, at(n, n + 1), ones[n:], 3 * ones[n:])
+        session.attend(0, q[0], out, 0.5)
+        session.attend_block(0, q, block, 0.5)
+        require((out == 3).all(), f"attend gives {out[0, 0]}, not the one row with a weight")
+        require((block[0] == 0).all(), f"attend_block gives {block[0, 0, 0]} before that row")
+        require((block[1] == 3).all(), f"attend_block gives {block[1, 0, 0]} at that row")
+        if not trial.has(Capability.PARTIALS):
+            return
+        parts = [
+            session.attend_partial(0, q[0], 0.5, positions=span) for span in ((0, n), (n, n + 1))
+        ]
+        require((parts[0].sum == 0).all(), f"scores of -inf alone have the sum {parts[0].sum}")
+        require((parts[0].output == 0).all(), "scores of -inf alone have an output")
+        require(
+            (merge(parts) == 3).all(), "scores of -inf in another part show in the merged output"
+        )
+        require((merge(parts[:1]) == 0).all(), "a part without a weight does not merge to zeros")
 
 
 def stored_numbers_round_once(trial: Trial) -> None:

@@ -123,6 +123,12 @@ def a_hole_at_the_end(trial: Trial) -> None:
         fill(session, [6])
         require(session.length(1) == 7, f"length {session.length(1)} after position 6")
         require_rows(trial, session, 1, [1, 2, 3, 4, 6], 0, "rows around a hole at the old end")
+        if not trial.has(Capability.ROLLBACK):
+            return
+        punch(session, [6])
+        session.rollback_tail(1)
+        fill(session, [6], tag=2)
+        require_rows(trial, session, 1, [6], 2, "a hole at the end that was rolled back and filled")
 
 
 @needs(Capability.POOL)

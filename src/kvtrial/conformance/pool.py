@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from collections.abc import Callable, Iterable
 
@@ -21,7 +22,14 @@ from kvtrial.conformance.trial import (
     rows,
     unchanged,
 )
-from kvtrial.contract import Capability, KVSession, MemoryLedger, PoolExhausted, StoreSpec
+from kvtrial.contract import (
+    SESSIONS,
+    Capability,
+    KVSession,
+    MemoryLedger,
+    PoolExhausted,
+    StoreSpec,
+)
 from kvtrial.measure import allocations
 
 
@@ -88,6 +96,18 @@ def exhaustion_in_a_later_layer(trial: Trial) -> None:
         require_rows(trial, session, 1, range(page), 0, "after an abandoned step")
         session.close()
         require(store.pages_free == 3, "close did not give every page back")
+
+
+def as_many_sessions_as_promised(trial: Trial) -> None:
+    """`SESSIONS` can be open at once; one more is there or refused, and one that closes makes room."""
+    with trial.store(pages=2, layers=1) as store:
+        sessions = [store.open_session() for _ in range(SESSIONS)]
+        fill(sessions[-1], range(3), tag=1)
+        with contextlib.suppress(PoolExhausted):
+            sessions.append(store.open_session())
+        sessions.pop(0).close()
+        fill(store.open_session(), range(3), tag=2)
+        require_rows(trial, sessions[SESSIONS - 2], 0, range(3), 1, f"the session {SESSIONS}")
 
 
 def sessions_share_one_pool(trial: Trial) -> None:

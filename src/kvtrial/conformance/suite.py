@@ -124,6 +124,7 @@ TESTS = (
         pool.exhaustion_leaves_no_trace,
         pool.exhaustion_in_a_later_layer,
         pool.sessions_share_one_pool,
+        pool.as_many_sessions_as_promised,
         pool.accounting_adds_up,
         pool.a_pool_of_one_page,
         pool.nothing_stays_behind,
@@ -147,6 +148,7 @@ TESTS = (
         attention.thread_count_does_not_show,
         attention.a_nan_row_shows,
         attention.scores_near_the_largest_number_count,
+        attention.scores_of_minus_infinity_weigh_nothing,
         attention.stored_numbers_round_once,
     ),
     _test(

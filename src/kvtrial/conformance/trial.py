@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtrial import reference
+from kvtrial.candidates import page_bytes
 from kvtrial.contract import (
     F32,
     I64,
@@ -100,7 +101,8 @@ class Trial:
             "page_tokens": self.page_tokens,
             **spec,
         }
-        budget = pages * 2 * 4 * self.page_tokens * kv_heads * max(head_dim, 32)
+        one_layer = StoreSpec(**{**shape, "layers": 1, "budget_bytes": 1, "ledger": None})
+        budget = pages * page_bytes(self.candidate, one_layer)
         store = self.candidate.open(StoreSpec(budget_bytes=budget, **shape))
         if store.page_nbytes and store.pages_total != pages:
             budget += (pages - store.pages_total) * store.page_nbytes

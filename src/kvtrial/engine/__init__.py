@@ -20,6 +20,9 @@ Another model family: `config.ModelConfig.from_gguf` names its architecture and 
 
 from __future__ import annotations
 
+import contextlib
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +42,26 @@ def load(path: Path | str) -> Model:
     from kvtrial.engine.synthetic import SYNTHETIC_KEY
     from kvtrial.engine.transformer import Model
 
-    file = read_gguf(Path(path))
-    return Model.from_gguf(
-        file, name=Path(path).stem, synthetic=bool(file.metadata.get(SYNTHETIC_KEY, False))
-    )
+    path = Path(path)
+    with _memory_for(path):
+        file = read_gguf(path)
+        synthetic = bool(file.metadata.get(SYNTHETIC_KEY, False))
+        return Model.from_gguf(file, name=path.stem, synthetic=synthetic)
+
+
+@contextlib.contextmanager
+def _memory_for(path: Path) -> Iterator[None]:
+    """`ModelTooLarge` where the system refuses memory: NumPy, Python and mmap each say so in their own way."""
+    from kvtrial.engine.errors import ModelTooLarge
+    from kvtrial.host import machine
+
+    try:
+        yield
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        raise ModelTooLarge(
+            f"{path}: has {path.stat().st_size} bytes, its weights are copied into memory, and the "
+            f"system refused some of that ({error}); {machine.available_memory_bytes()} bytes are "
+            "available: free memory, raise the process's limit, or take a smaller model"
+        ) from error

@@ -48,7 +48,7 @@ cdef class Matrix:
     cdef dot8_t quantised_dot8
     cdef dot8_t float_dot8
 
-    cdef object _packed(self, const uint8_t[::1] data, object room)
+    cdef object _copied(self, const uint8_t[::1] data, object room)
     cdef void _dequantise_panels_row(self, Py_ssize_t row, float* out) noexcept nogil
     cdef void dequantise_row(self, Py_ssize_t row, float* out) noexcept nogil
     cdef Product product(self, const Target* targets, bint quantised) noexcept nogil

@@ -192,9 +192,11 @@ cdef void multiply(
 
 
 def packed_nbytes(str kind, Py_ssize_t rows, Py_ssize_t cols):
-    """Bytes of a matrix's panels; 0 for F32 and F16, which stay in their file."""
+    """Bytes that a matrix takes in memory: whole panels of Q8_0 and Q4_1, rows of F32 and F16."""
     cdef Py_ssize_t whole = (rows + PANEL_ROWS - 1) // PANEL_ROWS * PANEL_ROWS
-    return whole * (cols // BLOCK) * {"Q4_1": Q4_1_BYTES, "Q8_0": Q8_0_BYTES}.get(kind, 0)
+    if kind in ("F32", "F16"):
+        return rows * cols * (4 if kind == "F32" else 2)
+    return whole * (cols // BLOCK) * (Q4_1_BYTES if kind == "Q4_1" else Q8_0_BYTES)
 
 
 cdef class Activations:
@@ -275,9 +277,9 @@ cdef class Matrix:
     rows, cols : int
         ``cols`` is a multiple of 32 for Q8_0 and Q4_1.
     data : uint8 (nbytes,)
-        As the file has it; may be read-only. F32 and F16 keep it, never copied.
+        As the file has it; may be read-only. It is copied.
     room : uint8 (packed_nbytes,), optional
-        Where Q8_0 and Q4_1 are packed; made here where it is not given.
+        Where the weights are copied to; made here where it is not given.
 
     Attributes
     ----------
@@ -320,21 +322,23 @@ cdef class Matrix:
                 f"{name} has {data.shape[0]} bytes; {kind} of shape ({rows}, {cols}) takes "
                 f"{rows * self.row_bytes}"
             )
-        if self.block_bytes:
-            self._bytes = self._packed(data, room)
-        else:
-            self._bytes = data
+        self._bytes = self._copied(data, room)
         self.data = &self._bytes[0]
 
-    cdef object _packed(self, const uint8_t[::1] data, object room):
-        """The panels of a file's rows."""
+    cdef object _copied(self, const uint8_t[::1] data, object room):
+        """A file's rows in memory of one's own, Q8_0 and Q4_1 as panels: a file that is written to or
+        cut while its map is read would change the weights, or end the process by SIGBUS."""
         cdef Py_ssize_t nbytes = packed_nbytes(self.kind, self.rows, self.cols), panel, row, n
         cdef pack_t pack = kv_pack_q4_1 if self.block_bytes == Q4_1_BYTES else kv_pack_q8_0
         cdef uint8_t[::1] panels = np.empty(nbytes, np.uint8) if room is None else room
         if panels.shape[0] != nbytes:
             raise ValueError(
-                f"room for {self.name} has {panels.shape[0]} bytes; its panels take {nbytes}"
+                f"room for {self.name} has {panels.shape[0]} bytes; it takes {nbytes}"
             )
+        if not self.block_bytes:
+            with nogil:
+                memcpy(&panels[0], &data[0], nbytes)
+            return panels
         with nogil:
             for panel in range((self.rows + PANEL_ROWS - 1) // PANEL_ROWS):
                 row = panel * PANEL_ROWS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM
+from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM, InvalidArgument
 from kvtrial.engine.errors import GgufInvalid, UnsupportedArchitecture
 from kvtrial.engine.gguf import GgufFile
 
@@ -17,16 +17,21 @@ class ModelConfig:
     Attributes
     ----------
     architecture : {"llama", "qwen2"}
-    layers, q_heads, kv_heads, head_dim, hidden, ffn, vocab : int
+    layers, q_heads, kv_heads, head_dim, hidden, ffn : int
+    vocab : int
+        Tokens. Where the file's matrices have more rows, as padding, those are left out: no text has
+        such a token, so none is to be chosen.
     rope_base : float
         Angle of pair i at position p: p * rope_base ** (-2i / head_dim).
     rms_eps : float
     context_length : int
-        What the model was trained for; longer sessions run, beyond it.
+        Positions that the model was trained for; `room` tells what is left of them.
     tied : bool
         The output matrix is the embedding.
     qkv_bias : bool
         Biases after Q, K and V.
+    attention_factor : float
+        Of rotated queries and of rotated keys (``rope.scaling.attn_factor``).
     """
 
     architecture: str
@@ -42,6 +47,7 @@ class ModelConfig:
     context_length: int
     tied: bool
     qkv_bias: bool
+    attention_factor: float = 1.0
 
     @property
     def neox(self) -> bool:
@@ -50,8 +56,35 @@ class ModelConfig:
 
     @property
     def attention_scale(self) -> float:
-        """Factor of q · k."""
-        return float(self.head_dim**-0.5)
+        """Factor of q · k; both were to be turned by RoPE times `attention_factor`, as llama.cpp does
+        it whether or not the file names a type of scaling."""
+        return float(self.head_dim**-0.5) * self.attention_factor**2
+
+    @property
+    def store_shape(self) -> dict[str, Any]:
+        """What a KV store has to know of it: layers, q_heads, kv_heads, head_dim."""
+        return {
+            "layers": self.layers,
+            "q_heads": self.q_heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+        }
+
+    def room(self, prompt: int) -> int:
+        """Tokens that can be made after ``prompt`` tokens inside `context_length`; the last one made
+        takes no position.
+
+        Raises
+        ------
+        InvalidArgument
+            The prompt alone is longer.
+        """
+        if prompt > self.context_length:
+            raise InvalidArgument(
+                f"the prompt has {prompt} tokens; the model was trained for {self.context_length} "
+                "positions: shorten it, or allow more by beyond_context (--beyond-context)"
+            )
+        return self.context_length - prompt + 1
 
     @classmethod
     def from_gguf(cls, file: GgufFile) -> ModelConfig:
@@ -84,12 +117,13 @@ class ModelConfig:
             head_dim=head_dim,
             hidden=hidden,
             ffn=read.integer("feed_forward_length"),
-            vocab=embedding[0],
+            vocab=_vocab(file, embedding[0]),
             rope_base=read.number("rope.freq_base", 10000.0),
             rms_eps=read.number("attention.layer_norm_rms_epsilon"),
             context_length=read.integer("context_length"),
             tied="output.weight" not in file.tensors,
             qkv_bias=architecture == "qwen2",
+            attention_factor=read.number("rope.scaling.attn_factor", 1.0),
         )
         config._check(file, read)
         return config
@@ -126,6 +160,19 @@ class ModelConfig:
                 f"{file.path}: RoPE scaling by rope_freqs.weight does not run here; use a model "
                 "without it"
             )
+
+
+def _vocab(file: GgufFile, rows: int) -> int:
+    """Tokens of the file's tokenizer; as many as rows where it has none."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        return rows
+    if len(tokens) > rows:
+        raise GgufInvalid(
+            f"{file.path}: token_embd.weight has {rows} rows for the {len(tokens)} tokens of "
+            "tokenizer.ggml.tokens; allowed: at least as many; convert the model again"
+        )
+    return len(tokens)
 
 
 class _Keys:

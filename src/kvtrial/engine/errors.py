@@ -23,6 +23,10 @@ class UnsupportedArchitecture(ModelError):
     """The file's ``general.architecture`` is none of those that the engine runs."""
 
 
+class ModelTooLarge(ModelError):
+    """The model's weights do not fit into the memory that the system gives this process."""
+
+
 class MissingTensor(ModelError):
     """The architecture needs a tensor that the file lacks."""
 

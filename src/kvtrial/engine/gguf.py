@@ -128,7 +128,8 @@ class GgufFile:
         return self.tensors[name]
 
     def check_unchanged_size(self) -> None:
-        """Raise `GgufTruncated` if the file was cut since: touching its map would be SIGBUS."""
+        """Raise `GgufTruncated` if the file was cut since: touching its map would be SIGBUS. Weights are
+        copied, so nothing but `sha256` touches it once a model is loaded."""
         now = self._now()
         if now is not None and now.st_size < self.size:
             raise GgufTruncated(
@@ -171,6 +172,9 @@ class GgufFile:
 
 
 _HASHED_AT_ONCE = 64 << 20
+_CHECKED_AT_ONCE = (
+    1 << 18
+)  # words: what a test takes of memory stays in a cache, whatever the tensor
 
 
 class _Scalar(NamedTuple):
@@ -316,15 +320,20 @@ def check_finite(tensor: GgufTensor, path: Path | str = "") -> None:
     word, exponent = ("<u4", 0x7F800000) if tensor.kind is TensorKind.F32 else ("<u2", 0x7C00)
     stride = tensor.kind.block_bytes
     count = tensor.data.size // stride
+    bad, first = 0, 0
     for at in (0, 2) if tensor.kind is TensorKind.Q4_1 else (0,):
         view: npt.NDArray[Any] = np.ndarray(
             (count,), word, buffer=tensor.data.data, offset=at, strides=(stride,)
         )
-        bad = np.flatnonzero((view & exponent) == exponent)
-        if bad.size:
+        for start in range(0, count, _CHECKED_AT_ONCE):
+            found = (view[start : start + _CHECKED_AT_ONCE] & exponent) == exponent
+            if found.any():
+                first = first if bad else start + int(found.argmax())
+                bad += int(np.count_nonzero(found))
+        if bad:
             raise NonFiniteWeight(
-                f"{path}: tensor {tensor.name!r} ({tensor.kind.name}) block {bad[0]} is NaN or "
-                f"infinite ({bad.size} blocks in all); the file is corrupt: fetch it again"
+                f"{path}: tensor {tensor.name!r} ({tensor.kind.name}) block {first} is NaN or "
+                f"infinite ({bad} blocks in all); the file is corrupt: fetch it again"
             )
 
 

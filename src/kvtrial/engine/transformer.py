@@ -40,8 +40,8 @@ class Generation:
     Attributes
     ----------
     ids : list of int
-        The n new tokens.
-    step_ns : int64 (n,)
+        The n new tokens; fewer where the model's context was full before.
+    step_ns : int64 (len(ids),)
         Nanoseconds of the step that gave each token.
     kv_bytes_read : int
         Bytes of valid K and V rows that all steps read, as stored.
@@ -92,7 +92,7 @@ class Model:
     def from_gguf(
         cls, file: GgufFile, *, name: str | None = None, synthetic: bool = False
     ) -> Model:
-        """Build a model of a file: quantised matrices are packed, others stay in its map.
+        """Build a model of a file: its weights are copied, quantised matrices into panels.
 
         Raises
         ------
@@ -137,18 +137,16 @@ class Model:
 
         One page a layer and session is kept spare, for the page that a branch copies.
         """
-        c = self.config
-        pages = -(-tokens // page_tokens) + 1
-        page_bytes = 2 * c.kv_heads * c.head_dim * page_tokens * 4
+        shape = self.config.store_shape
+        budget = candidates.pool_bytes(
+            name, shape, tokens=tokens, sessions=sessions, page_tokens=page_tokens
+        )
         return candidates.open_store(
             name,
             trial=trial,
-            layers=c.layers,
-            q_heads=c.q_heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
+            **shape,
             page_tokens=page_tokens,
-            budget_bytes=sessions * c.layers * pages * page_bytes,
+            budget_bytes=budget,
             threads=threads,
         )
 
@@ -190,7 +188,6 @@ class Model:
         """
         tokens = self._checked_ids(ids)
         self._check_shape(session)
-        self.file.check_unchanged_size()
         if chunk < 1:
             raise InvalidArgument(f"chunk is {chunk}; give the positions of a chunk, at least 1")
         if threads < 1:
@@ -253,18 +250,26 @@ class Model:
         store: str | None = "K1",
         threads: int = 1,
         activations: str = "quantised",
+        beyond_context: bool = False,
     ) -> Generation:
         """``n`` greedy tokens after ``ids``: all but the last id are prefilled, then n timed steps.
+
+        It stops where the model's `context_length` is full, unless ``beyond_context``: past that a
+        model gives tokens of no worth.
 
         Raises
         ------
         NonFiniteLogits
         UnknownToken
             An id outside the vocabulary.
+        InvalidArgument
+            More ids than the context holds.
         """
         tokens = self._checked_ids(ids)
         if n < 0:
             raise InvalidArgument(f"n is {n}; give the number of new tokens")
+        if not beyond_context:
+            n = min(n, self.config.room(len(tokens)))
         new: list[int] = []
         step_ns = np.zeros(n, np.int64)
         rows = 0
@@ -326,7 +331,6 @@ class Decoder:
         _check_activations(activations)
         if batch < 1 or threads < 1:
             raise InvalidArgument(f"batch is {batch}, threads {threads}; give at least 1")
-        model.file.check_unchanged_size()
         self.model = model
         self.direct = direct
         self._scratch = Scratch(

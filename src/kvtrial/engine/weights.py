@@ -20,7 +20,7 @@ HUGE_PAGE = 2 << 20
 
 @dataclass(frozen=True)
 class Weights:
-    """What the regions multiply with; quantised matrices are packed, others stay in the file's map."""
+    """What the regions multiply with, in memory of one's own; quantised matrices are packed."""
 
     embedding: Matrix
     layers: tuple[Layer, ...]
@@ -42,7 +42,8 @@ def load_weights(file: GgufFile, config: ModelConfig) -> Weights:
     take = _Taker(file)
     c = config
     q_rows, kv_rows = c.q_heads * c.head_dim, c.kv_heads * c.head_dim
-    embedding = take.matrix("token_embd.weight", c.vocab, c.hidden)
+    stored = file.tensor("token_embd.weight").shape[0]
+    embedding = take.matrix("token_embd.weight", stored, c.hidden, used=c.vocab)
     layers = []
     for i in range(c.layers):
         block = f"blk.{i}"
@@ -66,7 +67,9 @@ def load_weights(file: GgufFile, config: ModelConfig) -> Weights:
                 biases,
             )
         )
-    output = embedding if c.tied else take.matrix("output.weight", c.vocab, c.hidden)
+    output = embedding
+    if not c.tied:
+        output = take.matrix("output.weight", stored, c.hidden, used=c.vocab)
     head = Head(take.vector("output_norm.weight", c.hidden), output)
     return Weights(embedding, tuple(layers), head, tuple(sorted(set(file.tensors) - take.taken)))
 
@@ -78,7 +81,8 @@ class _Taker:
         sizes = [_room_nbytes(t) for t in file.tensors.values() if len(t.shape) == 2]
         self._room = _huge_pages(sum(sizes))
 
-    def matrix(self, name: str, rows: int, cols: int) -> Matrix:
+    def matrix(self, name: str, rows: int, cols: int, used: int | None = None) -> Matrix:
+        """A matrix of (rows, cols), of which the first ``used`` rows are taken; by default all."""
         tensor = self.file.tensor(name)
         if tensor.shape != (rows, cols):
             raise GgufInvalid(
@@ -86,10 +90,11 @@ class _Taker:
                 f"({rows}, {cols})"
             )
         self.taken.add(name)
-        kind = tensor.kind.name
-        room = self._room[: packed_nbytes(kind, rows, cols)]
+        kind, taken = tensor.kind.name, rows if used is None else used
+        room = self._room[: packed_nbytes(kind, taken, cols)]
         self._room = self._room[_room_nbytes(tensor) :]
-        return Matrix(name, kind, rows, cols, tensor.data, room)
+        data = tensor.data[: taken * (tensor.data.size // rows)]
+        return Matrix(name, kind, taken, cols, data, room)
 
     def vector(self, name: str, size: int) -> F32:
         """A small tensor as float32, whatever it is stored as."""
@@ -106,7 +111,7 @@ class _Taker:
 
 
 def _room_nbytes(tensor: GgufTensor) -> int:
-    """What a matrix's panels take, in whole cache lines."""
+    """What a matrix takes, in whole cache lines."""
     return -(-packed_nbytes(tensor.kind.name, *tensor.shape) // 64) * 64
 
 

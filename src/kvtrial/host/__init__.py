@@ -4,6 +4,7 @@ Read `machine` first.
 
 =============  =====================================================================================
 `machine`      what the machine is and has: its class, CPUs, caches, memory, counters
+`cgroups`      what the control groups allow: CPUs, memory
 `build`        what the kernels were built from, and whether that still lies in the source tree
 `paths`        where configuration, results and schemas lie
 `files`        the one way to write a file: beside, then renamed

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvtrial.host import cgroups
+
 #: Taken where neither the kernel nor sysctl says how large the last-level cache is.
 ASSUMED_LLC_BYTES = 32 * 2**20
 #: Set for every measured process, and recorded.
@@ -116,21 +118,9 @@ def affinity() -> list[int]:
 
 
 def usable_cpus() -> int:
-    """CPUs that work can really use at once: affinity and the control group's quota considered."""
-    quota = cgroup_cpu_quota()
+    """CPUs that work can really use at once: affinity and the control groups' quotas considered."""
+    quota = cgroups.cpu_quota()
     return max(1, min(len(affinity()), int(quota) if quota else len(affinity())))
-
-
-def cgroup_cpu_quota() -> float | None:
-    """CPUs that the control group allows, such as 1.5; None without a limit."""
-    text = _read(Path("/sys/fs/cgroup/cpu.max")).split()
-    if len(text) == 2 and text[0] != "max":
-        return int(text[0]) / int(text[1])
-    quota = _read(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
-    period = _read(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
-    if quota.isdigit() and period.isdigit() and int(period):
-        return int(quota) / int(period)
-    return None
 
 
 class NotEnoughMemory(MemoryError):
@@ -138,24 +128,18 @@ class NotEnoughMemory(MemoryError):
 
 
 def available_memory_bytes() -> int:
-    """Bytes that a process could take now: what is free, inside the control group's limit."""
+    """Bytes that a process could take now: what is free, inside the control groups' limits."""
     import psutil
 
     available = int(psutil.virtual_memory().available)
-    limit = _read(Path("/sys/fs/cgroup/memory.max"))
-    used = _read(Path("/sys/fs/cgroup/memory.current"))
-    if not (limit.isdigit() and used.isdigit()):
-        return available
-    # The page cache is the group's too, and goes when memory is wanted.
-    cached = re.search(r"^file (\d+)$", _read(Path("/sys/fs/cgroup/memory.stat")), re.MULTILINE)
-    left = int(limit) - int(used) + (int(cached[1]) if cached else 0)
-    return max(0, min(available, left))
+    left = cgroups.memory_left_bytes()
+    return available if left is None else min(available, left)
 
 
 def throttle_events() -> int | None:
-    """How often the CPUs were throttled by heat, and this control group by its quota, so far.
+    """How often the CPUs were throttled by heat, and the control groups by their quotas, so far.
 
-    None where neither the kernel nor the control group counts it.
+    None where neither the kernel nor a control group counts it.
     """
     counts = [
         int(text)
@@ -164,10 +148,9 @@ def throttle_events() -> int | None:
         )
         if (text := _read(path)).isdigit()
     ]
-    for line in _read(Path("/sys/fs/cgroup/cpu.stat")).splitlines():
-        key, _, value = line.partition(" ")
-        if key == "nr_throttled" and value.isdigit():
-            counts.append(int(value))
+    of_groups = cgroups.throttled()
+    if of_groups is not None:
+        counts.append(of_groups)
     return sum(counts) if counts else None
 
 
@@ -197,7 +180,7 @@ def record() -> dict[str, Any]:
         "logical_cpus": os.cpu_count(),
         "physical_cpus": psutil.cpu_count(logical=False),
         "affinity": affinity(),
-        "cgroup_cpu_quota": cgroup_cpu_quota(),
+        "cgroup_cpu_quota": cgroups.cpu_quota(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": platform.system(),
         "kernel": platform.release(),

@@ -10,7 +10,7 @@ from kvtrial.hot._scalar_dot cimport scalar_dot
 
 
 cdef inline void weigh(float *scores, int64_t n, float *top, float *total) noexcept nogil:
-    """Scores become exp(score - max); NaN stays, as IEEE arithmetic says."""
+    """Scores become exp(score - max); NaN stays, as IEEE arithmetic says, and -inf becomes 0."""
     cdef int64_t t
     cdef float peak = -INFINITY
     total[0] = 0
@@ -18,6 +18,8 @@ cdef inline void weigh(float *scores, int64_t n, float *top, float *total) noexc
         if not scores[t] <= peak:
             peak = scores[t]
     top[0] = peak
+    if peak == -INFINITY:
+        peak = 0  # not inf - inf
     for t in range(n):
         scores[t] = expf(scores[t] - peak)
         total[0] += scores[t]

@@ -7,7 +7,7 @@ from kvtrial.hot._rows cimport Layout
 
 
 cdef enum:
-    SESSIONS = 64  # sessions and branches that a store can have open
+    SESSIONS = 64  # as the contract has it: sessions and branches that can be open at once
 
 cdef enum SlotState:
     IDLE, OPEN, COMMITTED

@@ -44,7 +44,7 @@ from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.shapes import operations_a_row
-from kvtrial.measure.stores import Snapshot, budget_bytes, fill, opened
+from kvtrial.measure.stores import Snapshot, fill, needed_bytes, opened
 from kvtrial.measure.surroundings import Bracket
 
 SHORTEST_ITERATION_NS = 1_000_000
@@ -128,7 +128,7 @@ def room_bytes(spec: Spec) -> float:
 def rotation(spec: Spec, region_bytes: int, pool_bytes: int, room: float) -> tuple[int, int]:
     """Layers of a session and sessions whose regions together fill the rotation, as far as there is room.
 
-    A region holds ``region_bytes`` and takes ``pool_bytes`` of the pool, which is budgeted at FP32.
+    A region holds ``region_bytes`` and takes ``pool_bytes`` of the pool, spare pages included.
     """
     wanted = spec["rotation_llc_multiple"] * machine.last_level_cache_bytes(spec["threads"])
     regions = max(1, math.ceil(min(wanted / region_bytes, room / pool_bytes)))
@@ -141,10 +141,12 @@ def _open_arm(
 ) -> Arm:
     """Open a store that holds the rotation and fill it from the snapshot."""
     shape, page_tokens = spec["shape"], spec["page_tokens"]
-    one_page = {**shape, "layers": 1}
-    with opened(name, one_page, tokens=page_tokens, page_tokens=page_tokens) as (store, _):
+    one_layer = {**shape, "layers": 1}
+    with opened(name, one_layer, tokens=page_tokens, page_tokens=page_tokens) as (store, _):
         region_bytes = store.row_bytes * snapshot.tokens
-    pool_bytes = budget_bytes(one_page, snapshot.tokens, 1, page_tokens)
+    pool_bytes = needed_bytes(
+        name, one_layer, tokens=snapshot.tokens, sessions=1, page_tokens=page_tokens
+    )
     layers, count = rotation(spec, region_bytes, pool_bytes, room)
     store, sessions = stack.enter_context(
         opened(

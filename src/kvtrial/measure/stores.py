@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial.candidates import get, open_store
+from kvtrial.candidates import get, open_store, pool_bytes
 from kvtrial.contract import I64, Capability, KVSession, KVStore
 from kvtrial.host import machine
 
@@ -69,31 +68,27 @@ class Snapshot:
         return int(self.k.shape[1])
 
 
-def budget_bytes(shape: dict[str, int], tokens: int, sessions: int, page_tokens: int) -> int:
-    """Bytes of a pool for ``sessions`` of ``tokens`` each, with `SPARE_PAGES`, at FP32.
-
-    ``shape`` has layers, kv_heads and head_dim. A narrower format gets the same budget and leaves
-    part of it untouched, so that no candidate is short of pages where another is not.
-    """
-    pages = -(-tokens // page_tokens) + SPARE_PAGES
-    page = page_tokens * shape["kv_heads"] * shape["head_dim"] * 2 * 4
-    return sessions * shape["layers"] * pages * page
-
-
-@functools.cache
-def _row_bytes(name: str, shape: tuple[tuple[str, int], ...], page_tokens: int) -> int:
-    one_page = {**dict(shape), "layers": 1}
-    with opened(name, one_page, tokens=page_tokens, page_tokens=page_tokens) as (store, _):
-        return int(store.row_bytes)
-
-
 def needed_bytes(
     name: str, shape: dict[str, int], *, tokens: int, sessions: int, page_tokens: int
 ) -> int:
-    """Bytes that a candidate's rows take for ``sessions`` of ``tokens`` each, with the spare pages."""
-    row = _row_bytes(name, tuple(sorted(shape.items())), page_tokens)
-    pages = -(-tokens // page_tokens) + SPARE_PAGES
-    return sessions * shape["layers"] * pages * page_tokens * row
+    """Bytes of a candidate's pool for ``sessions`` of ``tokens`` each, with `SPARE_PAGES`.
+
+    ``shape`` has layers, q_heads, kv_heads and head_dim.
+    """
+    return pool_bytes(
+        name,
+        shape,
+        tokens=tokens,
+        sessions=sessions,
+        page_tokens=page_tokens,
+        spare_pages=SPARE_PAGES,
+    )
+
+
+def largest_bytes(names: Iterable[str], shape: dict[str, int], **room: int) -> int:
+    """`needed_bytes` of the candidate that takes most, of those that are built here."""
+    built = [name for name in names if get(name).not_built is None]
+    return max(needed_bytes(name, shape, **room) for name in built)
 
 
 @contextmanager
@@ -116,17 +111,13 @@ def opened(
     NotEnoughMemory
         The machine has too little memory left; to swap would measure the disk.
     """
-    budget = budget_bytes(shape, tokens, sessions, page_tokens)
-    if tokens > page_tokens:
-        needed = needed_bytes(
-            name, shape, tokens=tokens, sessions=sessions, page_tokens=page_tokens
+    budget = needed_bytes(name, shape, tokens=tokens, sessions=sessions, page_tokens=page_tokens)
+    available = machine.available_memory_bytes()
+    if budget > available:
+        raise machine.NotEnoughMemory(
+            f"{name} needs {budget} bytes for {sessions} sessions of {tokens} tokens; {available} "
+            "are available: free memory, or leave this cell out of the protocol"
         )
-        available = machine.available_memory_bytes()
-        if needed > available:
-            raise machine.NotEnoughMemory(
-                f"{name} needs {needed} bytes for {sessions} sessions of {tokens} tokens; {available} "
-                "are available: free memory, or leave this cell out of the protocol"
-            )
     spec: dict[str, Any] = {
         **shape,
         "budget_bytes": budget,
@@ -193,10 +184,5 @@ def row_at(snapshot: Snapshot, layer: int, index: int) -> tuple[Any, Any]:
 
 def shape_of(model: Any) -> dict[str, int]:
     """The store's shape for a model: layers, q_heads, kv_heads, head_dim."""
-    config = model.config
-    return {
-        "layers": config.layers,
-        "q_heads": config.q_heads,
-        "kv_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-    }
+    of_model: dict[str, int] = model.config.store_shape
+    return of_model

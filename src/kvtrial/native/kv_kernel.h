@@ -44,7 +44,8 @@ typedef struct kv_span {
     float scale;
     const float *q; /* (kv_heads * group, head_dim): query heads of the local KV heads */
     /* Out, for query heads [first_head * group, last_head * group) of the same indexing as q. A head
-       without a valid row: max -inf, sum 0, output 0. */
+       without a valid row: max -inf, sum 0, output 0. A score of -inf weighs 0: where all are, sum 0 and
+       output 0 too, and max is -inf or -FLT_MAX. */
     float *max;    /* (kv_heads * group,) */
     float *sum;    /* (kv_heads * group,) of exp(score - max) */
     float *output; /* (kv_heads * group, head_dim) of exp(score - max) * v, not divided */

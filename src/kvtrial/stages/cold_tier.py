@@ -21,6 +21,7 @@ from kvtrial.measure import rotation
 from kvtrial.measure.cold import faults
 from kvtrial.measure.plan import SamplingPlan
 from kvtrial.run.journal import Attempt
+from kvtrial.stages import workload
 from kvtrial.stages.common import Block, CellRun, Stage, Work, exit_tracked, run_arms, run_cells
 from kvtrial.stages.progress import Progress
 
@@ -46,6 +47,7 @@ def block_spec(stage: Stage, block: Block, names: list[str], folder: Path) -> di
         "shape": stage.workload["shape"],
         # The workload's name says how the rows were made: rows of another way are never restored.
         "model_sha256": f"{stage.model['sha256']}+{stage.workload['workload_id']}",
+        "activations": workload.ACTIVATIONS,
         "page_tokens": stage.protocol["page_tokens"],
         "prefix_tokens": stage.protocol["cold"]["prefix_tokens"],
         "gguf": str(stage.gguf),

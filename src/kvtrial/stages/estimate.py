@@ -197,9 +197,10 @@ def _attention_block_s(
     fastest = min(region.values(), default=1.0)
     calls = math.ceil(SHORTEST_ITERATION_NS / 1e9 / max(fastest, 1e-9))
     turned = rules["rotation_llc_multiple"] * machine.last_level_cache_bytes(cell["threads"])
-    elements = context * shape["kv_heads"] * shape["head_dim"]
+    room = {"tokens": context, "sessions": 1, "page_tokens": protocol["page_tokens"]}
+    one_layer = {**shape, "layers": 1}
     regions = {
-        name: max(1, math.ceil(turned / (PAIR_BYTES[candidates.get(name).profile] * elements)))
+        name: max(1, math.ceil(turned / candidates.pool_bytes(name, one_layer, **room)))
         for name in names
     }
     fills = sum(

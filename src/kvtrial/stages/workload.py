@@ -40,7 +40,7 @@ from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import cell_name
-from kvtrial.measure.stores import HEADROOM_BYTES, budget_bytes, opened, shape_of
+from kvtrial.measure.stores import HEADROOM_BYTES, largest_bytes, opened, shape_of
 from kvtrial.run import corpus, models
 from kvtrial.stages import m2
 from kvtrial.stages.common import Cell, Stage, exit_tracked
@@ -54,8 +54,7 @@ ACTIVATIONS = "fp32"
 
 def shape_of_file(gguf: Path) -> dict[str, int]:
     """The store's shape for the model in a file, without loading its weights."""
-    config = ModelConfig.from_gguf(read_gguf(gguf))
-    return {key: getattr(config, key) for key in ("layers", "q_heads", "kv_heads", "head_dim")}
+    return ModelConfig.from_gguf(read_gguf(gguf)).store_shape
 
 
 def fewest_together(protocol: dict[str, Any]) -> int:
@@ -66,9 +65,15 @@ def fewest_together(protocol: dict[str, Any]) -> int:
 def memory_needed(
     protocol: dict[str, Any], shape: dict[str, int], weight_bytes: int, cell: Cell
 ) -> int:
-    """Bytes without which a cell can't be measured: its smallest group, each arm as large as FP32 rows are."""
+    """Bytes without which a cell can't be measured: its smallest group, each arm as large as the largest."""
     tokens = cell["context"] + m2.steps_of(protocol, cell, len(protocol["candidates"]))
-    pool = budget_bytes(shape, tokens, cell["sessions"], protocol["page_tokens"])
+    pool = largest_bytes(
+        protocol["candidates"],
+        shape,
+        tokens=tokens,
+        sessions=cell["sessions"],
+        page_tokens=protocol["page_tokens"],
+    )
     return fewest_together(protocol) * pool + weight_bytes + HEADROOM_BYTES
 
 

@@ -123,6 +123,7 @@ def generate(args: argparse.Namespace) -> None:
         profile=args.profile,
         threads=args.threads,
         cold=args.cold,
+        beyond_context=args.beyond_context,
     )
     for piece in made:
         print(piece, end="", flush=True)
@@ -133,6 +134,12 @@ def generate(args: argparse.Namespace) -> None:
         f"with {made.store} ({made.profile.upper()}; {made.why})",
         file=sys.stderr,
     )
+    if made.context_full:
+        print(
+            f"stopped: the model's context of {made.context_length} positions is full; "
+            "--beyond-context goes on",
+            file=sys.stderr,
+        )
     if (known := made.restored) is not None:
         print(
             f"{known.tokens} tokens of the prompt restored in {known.restore_ms:.1f} ms instead of "
@@ -328,6 +335,11 @@ def parser() -> argparse.ArgumentParser:
         help="restore what this cold store knows of the text, and spill all of it at the end",
     )
     sub.add_argument("--threads", type=int, default=1)
+    sub.add_argument(
+        "--beyond-context",
+        action="store_true",
+        help="go on where the model's context is full, past what it was trained for",
+    )
 
     sub = add(fetch, "fetch or make a model's file", f"fetch {layout.DEFAULT_MODEL}")
     sub.add_argument("name", help="a name of `kvtrial models`")

@@ -22,7 +22,7 @@ from kvtrial.engine.errors import ModelNotFetched
 from kvtrial.host import build, machine, paths
 from kvtrial.measure import clock, probes
 from kvtrial.measure.exclusive import MachineHeld, exclusive
-from kvtrial.measure.stores import budget_bytes
+from kvtrial.measure.stores import largest_bytes
 from kvtrial.run import models, protocol
 from kvtrial.stages import workload
 
@@ -392,17 +392,21 @@ def _needs(model: str, registered: dict[str, Any]) -> tuple[int | None, int | No
     shape, weight_bytes = workload.shape_of_file(path), path.stat().st_size
     cells = protocol.cells(registered, "default")
 
-    def rows(tokens: int, sessions: int = 1) -> int:
-        return budget_bytes(shape, tokens, sessions, registered["page_tokens"])
-
     longest = max(cell["context"] for cell in cells)
     memory_bytes = max(
         workload.memory_needed(registered, shape, weight_bytes, cell) for cell in cells
     )
     # On disk the snapshots, Z1, Z2 and the plain file.
-    cold = 4 * rows(registered["cold"]["prefix_tokens"])
-    snapshots = sum(rows(cell["context"], cell["sessions"]) for cell in cells)
-    return memory_bytes, snapshots + cold, f"{path.stem} at {longest:,} positions"
+    tokens = 4 * registered["cold"]["prefix_tokens"]
+    tokens += sum(cell["context"] * cell["sessions"] for cell in cells)
+    disk_bytes = largest_bytes(
+        registered["candidates"],
+        shape,
+        tokens=tokens,
+        sessions=1,
+        page_tokens=registered["page_tokens"],
+    )
+    return memory_bytes, disk_bytes, f"{path.stem} at {longest:,} positions"
 
 
 def _disk(needed: int | None) -> Finding:

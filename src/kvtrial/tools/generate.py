@@ -16,6 +16,8 @@ from kvtrial.run import models
 
 #: Tokens that are computed again, elsewhere, to say what a restore has saved.
 PROBE_TOKENS = 64
+#: Of the prefill and of the decode; rows that others computed are another identity's.
+ACTIVATIONS = "quantised"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class Continuation:
         Folder of a cold store, made where it is missing: the longest prefix of the prompt that it
         knows is restored instead of computed, and the whole sequence is spilled at the end.
 
+    beyond_context : bool
+        Go on where the model's context is full.
+
     Attributes
     ----------
     store : str
@@ -69,6 +74,8 @@ class Continuation:
         Why that one, in words.
     made : int
         Tokens made so far.
+    context_full : bool
+        It ended before ``tokens`` were made, since the model's context was full.
     decode_s : float
         Seconds spent on the tokens after the first.
     restored : Restored or None
@@ -91,6 +98,7 @@ class Continuation:
         profile: str | None = None,
         threads: int = 1,
         cold: Path | None = None,
+        beyond_context: bool = False,
     ) -> None:
         for name, value in (("tokens", tokens), ("threads", threads)):
             if value < 1:
@@ -103,11 +111,14 @@ class Continuation:
         self._prompt = self._model.tokenizer.encode(text)
         if not self._prompt:
             raise InvalidArgument("the text is empty; give at least one token to continue")
-        self._tokens = tokens
+        self._tokens, self._asked = tokens, tokens
+        if not beyond_context:
+            self._tokens = min(tokens, self._model.config.room(len(self._prompt)))
         self._threads = threads
         self._cold_path = cold
         self.made = 0
         self.decode_s = 0.0
+        self.context_full = False
         self.restored: Restored | None = None
         self.spilled: SpillReport | None = None
 
@@ -115,6 +126,11 @@ class Continuation:
     def tokens_per_s(self) -> float | None:
         """Decode rate, total over total; None before the second token."""
         return (self.made - 1) / self.decode_s if self.decode_s else None
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model was trained for."""
+        return self._model.config.context_length
 
     def __iter__(self) -> Iterator[str]:
         return whole_characters(self._ids(), self._model.tokenizer.decode)
@@ -137,6 +153,7 @@ class Continuation:
                 store,
                 model_sha256=self._model.sha256,
                 rope_base=self._model.config.rope_base,
+                activations=ACTIVATIONS,
             )
             with open_cold(None, self._cold_path, identity) as cold:
                 yield from self._known(store, cold)
@@ -165,8 +182,11 @@ class Continuation:
         """Seconds a token that a prefill of the prompt's first tokens takes."""
         session = store.open_session()
         begun = time.perf_counter()
-        self._model.prefill(session, self._prompt[:tokens], threads=self._threads)
+        self._prefill(session, self._prompt[:tokens])
         return (time.perf_counter() - begun) / tokens
+
+    def _prefill(self, session: KVSession, ids: list[int]) -> None:
+        self._model.prefill(session, ids, threads=self._threads, activations=ACTIVATIONS)
 
     def _continue(self, session: KVSession) -> Iterator[int]:
         """The tokens after the prompt, whose first rows the session may hold already.
@@ -174,10 +194,10 @@ class Continuation:
         The prompt's last token is decoded like those that follow, so that the logits do not depend
         on how the rows before it came to be there.
         """
-        decoder = self._model.decoder(threads=self._threads)
+        decoder = self._model.decoder(threads=self._threads, activations=ACTIVATIONS)
         before = self._prompt[session.length(0) : -1]
         if before:
-            self._model.prefill(session, before, threads=self._threads)
+            self._prefill(session, before)
         logits = decoder.step([session], self._prompt[-1:])[0]
         while True:
             token = greedy(logits)
@@ -186,6 +206,7 @@ class Continuation:
                 return
             yield token
             if self.made == self._tokens:
+                self.context_full = self.made < self._asked
                 return
             started = time.perf_counter()
             logits = decoder.step([session], [token])[0]

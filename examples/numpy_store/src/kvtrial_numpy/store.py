@@ -205,8 +205,12 @@ class FlatSession:
         k, v = self._rows[layer, :, :stop]
         grouped = q[mine].reshape(high - low, spec.group, spec.head_dim).astype(np.float64)
         scores = np.einsum("hgd,nhd->hgn", grouped, k) * scale
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
+        top = scores.max(axis=-1, keepdims=True)
+        weights = np.exp(
+            scores - np.where(np.isneginf(top), 0, top)
+        )  # scores of -inf weigh nothing
+        total = weights.sum(axis=-1, keepdims=True)
+        weights /= np.where(total == 0, 1, total)
         out[mine] = np.einsum("hgn,nhd->hgd", weights, v).reshape(-1, spec.head_dim)
 
     # What it does not claim ------------------------------------------------------------------------

@@ -26,10 +26,17 @@ def _bound(x: F64) -> F64:
     return bound
 
 
+def _query(q: F64) -> F64:
+    """Half of a step of max / 32767 over the query, whose reciprocal, product and step are rounded."""
+    size = np.abs(q)
+    largest = np.maximum(size.max(axis=-1, keepdims=True), 1e-30)
+    return np.broadcast_to(largest * (0.5 / 32767 + 4 * _U), size.shape)
+
+
 Q8_0 = RowFormat(
     name="q8_0",
     # The step, a half, is the block's largest magnitude / 127.
-    profile=Profile("q8_0", limit=127 * 65520.0, finite=True, bound=_bound),
+    profile=Profile("q8_0", limit=127 * 65520.0, finite=True, bound=_bound, query=_query),
     rows=lambda: compiled("formats._q8_0").rows(),
     kernel=lambda: compiled("_kernels_simd").kernels()["q8_0"],
 )

@@ -56,7 +56,12 @@ class PatternStore:
 
     def identity(self) -> Identity:
         """Of a model that doesn't exist."""
-        return Identity.of(self, model_sha256="0" * 64, rope_base=1e4)  # type: ignore[arg-type]
+        return Identity.of(
+            self,  # type: ignore[arg-type]
+            model_sha256="0" * 64,
+            rope_base=1e4,
+            activations="fp32",
+        )
 
 
 class PatternSession:

@@ -99,7 +99,12 @@ class _ColdArm:
         self._batches = spec["batches"]
         # What the tokens are has no influence; they only have to be known again.
         self._tokens: I64 = np.arange(spec["prefix_tokens"], dtype=np.int64)
-        self._identity = Identity.of(store, model_sha256=spec["model_sha256"], rope_base=1.0)
+        self._identity = Identity.of(
+            store,
+            model_sha256=spec["model_sha256"],
+            rope_base=1.0,
+            activations=spec["activations"],
+        )
         self._cold: ColdStore | None = None
 
     def open(self) -> None:
