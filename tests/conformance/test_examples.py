@@ -24,7 +24,7 @@ _FLAT = ["branch", "holes", "partials", "pool", "spill"]
 LACKS = {
     "B16": ([], ["reserve_slot"]),
     "B4": ([], ["reserve_slot"]),
-    "FlatNumpy": (_FLAT, sorted([*_FLAT, "reserve_slot", "threads"])),
+    "FlatNumpy": (_FLAT, sorted([*_FLAT, "reserve_slot"])),
 }
 
 

@@ -23,6 +23,7 @@ from kvtrial.contract import StoreSpec
 from kvtrial.host import build
 from kvtrial.host.build import ROOT
 from kvtrial.hot import native, paged
+from kvtrial.hot.formats import row_format
 from kvtrial.measure import allocations
 
 if native.K3.not_built is not None:
@@ -43,7 +44,9 @@ ATOL = {"fp32": 3e-6, "fp32t": 1e-5}
 
 def open_store(*, form: str = "fp32", poison: bool = False, **changes: Any) -> Any:
     shape = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 59, "budget_bytes": 1 << 22}
-    return _rust.RustStore(StoreSpec(**(shape | changes)), format=form, debug_poison=poison)
+    return _rust.RustStore(
+        StoreSpec(**(shape | changes)), format=row_format(form), debug_poison=poison
+    )
 
 
 def rows(store: Any, n: int, seed: int = 0) -> Any:
@@ -423,9 +426,10 @@ import json
 import numpy as np
 from kvtrial.contract import StoreSpec
 from kvtrial.hot import _rust
+from kvtrial.hot.formats.fp32 import FP32
 from kvtrial.measure.allocations import count_calls
 
-store = _rust.RustStore(StoreSpec(1, 6, 2, 64, budget_bytes=1 << 22))
+store = _rust.RustStore(StoreSpec(1, 6, 2, 64, budget_bytes=1 << 22), format=FP32)
 session = store.open_session()
 q, out = np.ones((6, 64), np.float32), np.ones((6, 64), np.float32)
 k = np.ones((1, 2, 64), np.float32)

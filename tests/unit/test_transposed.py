@@ -83,7 +83,7 @@ def test_a_page_is_k_by_element_and_v_by_row(arm: Arm) -> None:
         assert np.array_equal(page[head, 0].reshape(16, 32)[:12], k[:, head].T.astype(element))
         assert np.array_equal(page[head, 1].reshape(32, 16)[:, :12], v[:, head].astype(element))
     assert store.page_nbytes == page.nbytes
-    assert store.page_format == f"{arm.format}/head-major/P32/H2/D12"
+    assert store.page_format == f"{arm.format.name}/head-major/P32/H2/D12"
 
 
 @rust
