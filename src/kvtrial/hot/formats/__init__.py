@@ -3,13 +3,13 @@
 A format of another package is registered as these are, by an entry point in the group ``kvtrial.formats``
 whose name is the record's; a candidate opens the pool with it: ``open_paged(spec, format="bf16")``.
 
-======  ====================================================================================
-`fp32`  floats as they are, and with K transposed
-`fp16`  halves, and with K transposed
-`q8_0`  blocks of 32 int8 with a step
-======  ====================================================================================
+=================  =========================================================================
+`fp32`, ``_fp32``  floats as they are, and with K transposed
+`fp16`, ``_fp16``  halves, and with K transposed
+`q8_0`, ``_q8_0``  blocks of 32 int8 with a step
+=================  =========================================================================
 
-Each has a ``_NAME.pyx`` beside it: the ``kv_rows`` that moves rows in and out of a page.
+The first is the record, the second its ``kv_rows``, which moves rows in and out of a page.
 """
 
 from __future__ import annotations
