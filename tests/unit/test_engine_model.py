@@ -355,15 +355,15 @@ def test_rope_pairs_by_architecture():
     interleaved = (row[..., 0::2] + 1j * row[..., 1::2]) * turn
     halves = (row[..., :4] + 1j * row[..., 4:]) * turn
     turns = rope_turns(np.array([3]), frequencies)
-    for neox, expected in (
+    for paired, expected in (
         (False, np.stack([interleaved.real, interleaved.imag], axis=-1).reshape(row.shape)),
         (True, np.concatenate([halves.real, halves.imag], axis=-1)),
     ):
         out = row.copy()
-        rotate_rows(out, turns, neox, threads=1)
+        rotate_rows(out, turns, paired, threads=1)
         np.testing.assert_allclose(out, expected, atol=1e-6)
     configs = [Model.from_gguf(file_of(name)).config for name in TINY]
-    assert [c.neox for c in configs] == [False, True]
+    assert [c.architecture.halves for c in configs] == [False, True]
 
 
 # --- calls -----------------------------------------------------------------------------------------

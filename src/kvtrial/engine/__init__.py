@@ -4,6 +4,7 @@ In reading order:
 
 ==================  ================================================================================
 `gguf`, `config`    the file, its metadata as a `ModelConfig`; typed errors before memory is taken
+`architecture`      model families as data: what one's layers do that another's don't
 `tokenizer`         the file's byte-level BPE, through the library ``tokenizers``
 `weights`           matrices packed into panels of eight rows; ``_weights`` multiplies by them
 `transformer`       `Model` and `Decoder`: what everything else calls
@@ -14,8 +15,7 @@ In reading order:
 `errors`            what is wrong with a file, a name or a text
 ==================  ================================================================================
 
-Another model family: `config.ModelConfig.from_gguf` names its architecture and reads its keys,
-`weights.load_weights` its tensors.
+Another model family is a line of `architecture.ARCHITECTURES`, as far as it differs in what is there.
 """
 
 from __future__ import annotations

@@ -46,20 +46,26 @@ cdef void _rms_norm(
         out[i] = x[i] * factor * weight[i]
 
 
-cdef void _swiglu(float* gate, const float* up, Py_ssize_t n) noexcept nogil:
-    """gate: IN, OUT silu(gate) * up. A tail goes through a padded vector: one exp for all."""
+cdef inline q_f32x8 _activation(q_f32x8 g, bint gelu) noexcept nogil:
+    """SiLU, g / (1 + exp(-g)); or GELU in its tanh form, which is g / (1 + exp(-2 z)) for
+    z = sqrt(2 / pi) (g + 0.044715 g^3)."""
+    cdef q_f32x8 minus = q_mul(g, q_set(-1))
+    if gelu:
+        minus = q_mul(minus, q_set(1.5957691216057308))
+        minus = q_mul(minus, q_fma(q_mul(g, g), q_set(0.044715), q_set(1)))
+    return q_div(g, q_add(q_set(1), q_exp(minus)))
+
+
+cdef void _gate(float* gate, const float* up, Py_ssize_t n, bint gelu) noexcept nogil:
+    """gate: IN, OUT activation(gate) * up. A tail goes through a padded vector: one exp for all."""
     cdef float tail[8]
-    cdef q_f32x8 g, one = q_set(1)
     cdef Py_ssize_t whole = n - n % 8, i
     for i in range(0, whole, 8):
-        g = q_load(gate + i)
-        g = q_div(g, q_add(one, q_exp(q_mul(g, q_set(-1)))))
-        q_store(gate + i, q_mul(g, q_load(up + i)))
+        q_store(gate + i, q_mul(_activation(q_load(gate + i), gelu), q_load(up + i)))
     if whole < n:
         for i in range(8):
             tail[i] = gate[whole + i] if whole + i < n else 0
-        g = q_load(tail)
-        q_store(tail, q_div(g, q_add(one, q_exp(q_mul(g, q_set(-1))))))
+        q_store(tail, _activation(q_load(tail), gelu))
         for i in range(whole, n):
             gate[i] = tail[i - whole] * up[i]
 
@@ -76,11 +82,11 @@ cdef void _angles(
 
 cdef void _rotate(
     float* row, Py_ssize_t heads, Py_ssize_t head_stride, Py_ssize_t stride, Py_ssize_t half,
-    bint neox, const float* turn
+    bint halves, const float* turn
 ) noexcept nogil:
-    """RoPE in place. Pairs are (i, i + half) for NEOX, else the interleaved (2i, 2i + 1)."""
-    cdef Py_ssize_t h, i, step = stride if neox else 2 * stride
-    cdef Py_ssize_t apart = half * stride if neox else stride
+    """RoPE in place. Pairs are (i, i + half) where they are halves, else neighbours (2i, 2i + 1)."""
+    cdef Py_ssize_t h, i, step = stride if halves else 2 * stride
+    cdef Py_ssize_t apart = half * stride if halves else stride
     cdef float* a
     cdef float first, second
     for h in range(heads):
@@ -90,6 +96,20 @@ cdef void _rotate(
             second = a[apart]
             a[0] = first * turn[i] - second * turn[half + i]
             a[apart] = first * turn[half + i] + second * turn[i]
+
+
+cdef void _norm_head(
+    float* at, Py_ssize_t stride, const float* weight, Py_ssize_t n, float eps
+) noexcept nogil:
+    """RMSNorm in place of one head, whose elements are ``stride`` floats apart: by the same sums whatever
+    that is."""
+    cdef float row[256]  # MAX_HEAD_DIM
+    cdef Py_ssize_t i
+    for i in range(n):
+        row[i] = at[i * stride]
+    _rms_norm(row, weight, n, eps, row)
+    for i in range(n):
+        at[i * stride] = row[i]
 
 
 cdef void _add_bias(const Target* target, const float* bias, Py_ssize_t n) noexcept nogil:
@@ -114,7 +134,7 @@ cdef struct _Rows:
     const float* weight
     float* out
     float eps
-    bint neox
+    bint halves, gelu
 
 
 cdef void _rows_task(void* context, int64_t task) noexcept nogil:
@@ -132,13 +152,13 @@ cdef void _norm_row(const _Rows* job, Py_ssize_t i) noexcept nogil:
     _rms_norm(job.other + i * job.size, job.weight, job.size, job.eps, job.out + i * job.size)
 
 
-cdef void _swiglu_row(const _Rows* job, Py_ssize_t i) noexcept nogil:
-    _swiglu(job.x + i * job.size, job.other + i * job.size, job.size)
+cdef void _gate_row(const _Rows* job, Py_ssize_t i) noexcept nogil:
+    _gate(job.x + i * job.size, job.other + i * job.size, job.size, job.gelu)
 
 
 cdef void _rotate_row(const _Rows* job, Py_ssize_t i) noexcept nogil:
     _rotate(
-        job.x + i * job.heads * job.size, job.heads, job.size, 1, job.size // 2, job.neox,
+        job.x + i * job.heads * job.size, job.heads, job.size, 1, job.size // 2, job.halves,
         job.other + i * job.size,
     )
 
@@ -146,7 +166,7 @@ cdef void _rotate_row(const _Rows* job, Py_ssize_t i) noexcept nogil:
 def rms_norm_rows(
     const float[:, ::1] x, const float[::1] weight, float eps, float[:, ::1] out, int threads
 ):
-    """RMSNorm of each row of x (n, hidden) into out (at least n, hidden)."""
+    """RMSNorm of each row of x (n, size) into out (at least n, size), which may be x itself."""
     cdef _Rows job
     if out.shape[0] < x.shape[0] or not x.shape[1] == weight.shape[0] == out.shape[1]:
         raise ValueError(f"rows {x.shape[0]} by {x.shape[1]} do not fit their weight or their output")
@@ -158,8 +178,8 @@ def rms_norm_rows(
         _each_row(&job, threads)
 
 
-def swiglu_rows(float[:, ::1] gate, const float[:, ::1] up, int threads):
-    """silu(gate) * up into gate (n, ffn)."""
+def gate_rows(float[:, ::1] gate, const float[:, ::1] up, bint gelu, int threads):
+    """silu(gate) * up, or gelu(gate) * up, into gate (n, ffn)."""
     cdef _Rows job
     if up.shape[0] != gate.shape[0] or up.shape[1] != gate.shape[1]:
         raise ValueError(
@@ -167,13 +187,13 @@ def swiglu_rows(float[:, ::1] gate, const float[:, ::1] up, int threads):
         )
     if not gate.shape[0]:
         return
-    job.row, job.n, job.size = _swiglu_row, gate.shape[0], gate.shape[1]
-    job.x, job.other = &gate[0, 0], &up[0, 0]
+    job.row, job.n, job.size = _gate_row, gate.shape[0], gate.shape[1]
+    job.x, job.other, job.gelu = &gate[0, 0], &up[0, 0], gelu
     with nogil:
         _each_row(&job, threads)
 
 
-def rotate_rows(float[:, :, ::1] x, const float[:, :, ::1] turns, bint neox, int threads):
+def rotate_rows(float[:, :, ::1] x, const float[:, :, ::1] turns, bint halves, int threads):
     """RoPE in place of x (n, heads, head_dim) by turns (n, 2, head_dim / 2)."""
     cdef _Rows job
     if turns.shape[0] != x.shape[0] or 2 * turns.shape[2] != x.shape[2]:
@@ -183,7 +203,7 @@ def rotate_rows(float[:, :, ::1] x, const float[:, :, ::1] turns, bint neox, int
     if not x.shape[0]:
         return
     job.row, job.n, job.size, job.heads = _rotate_row, x.shape[0], x.shape[2], x.shape[1]
-    job.x, job.other, job.neox = &x[0, 0, 0], &turns[0, 0, 0], neox
+    job.x, job.other, job.halves = &x[0, 0, 0], &turns[0, 0, 0], halves
     with nogil:
         _each_row(&job, threads)
 
@@ -220,8 +240,8 @@ cdef class Scratch:
     cdef float[:, ::1] _up, _logits, _turns, _delta
     cdef const double[::1] _frequencies
     cdef Target* _targets  # (6, batch): q, k, v, then gate, up, delta or logits
-    cdef bint _neox
-    cdef float _eps
+    cdef bint _halves, _gelu
+    cdef float _eps, _embedding_scale
 
     def __cinit__(self, config, Py_ssize_t batch, bint quantised, int threads, frequencies):
         self.batch = batch
@@ -230,7 +250,9 @@ cdef class Scratch:
         self.q_heads = config.q_heads
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_dim
-        self._neox = config.neox
+        self._halves = config.architecture.halves
+        self._gelu = config.architecture.gelu
+        self._embedding_scale = config.embedding_scale
         self._eps = config.rms_eps
         self._frequencies = frequencies
         self.hidden = np.zeros((batch, config.hidden), np.float32)
@@ -256,10 +278,13 @@ cdef class Scratch:
 
     def begin(self, Matrix embedding, const long long[::1] ids, const long long[::1] positions):
         """Embed the step's tokens and turn to their positions."""
-        cdef Py_ssize_t b
+        cdef Py_ssize_t b, i
         with nogil:
             for b in range(ids.shape[0]):
                 embedding.dequantise_row(ids[b], &self.hidden[b, 0])
+                if self._embedding_scale != 1:
+                    for i in range(self.hidden_size):
+                        self.hidden[b, i] *= self._embedding_scale
                 _angles(
                     positions[b], &self._frequencies[0], self.head_dim // 2, &self._turns[b, 0]
                 )
@@ -273,13 +298,13 @@ cdef class Layer:
     """Weights of one layer and its two regions around the attention."""
 
     cdef readonly Matrix q, k, v, out, gate, up, down
-    cdef readonly object attention_norm, ffn_norm, q_bias, k_bias, v_bias
-    cdef const float[::1] _attention_norm, _ffn_norm, _q_bias, _k_bias, _v_bias
-    cdef bint _biased
+    cdef readonly object attention_norm, ffn_norm, q_bias, k_bias, v_bias, q_norm, k_norm
+    cdef const float[::1] _attention_norm, _ffn_norm, _q_bias, _k_bias, _v_bias, _q_norm, _k_norm
+    cdef bint _biased, _normed
 
     def __cinit__(
         self, Matrix q, Matrix k, Matrix v, Matrix out, Matrix gate, Matrix up, Matrix down,
-        attention_norm, ffn_norm, biases
+        attention_norm, ffn_norm, biases, norms
     ):
         self.q, self.k, self.v, self.out = q, k, v, out
         self.gate, self.up, self.down = gate, up, down
@@ -289,9 +314,13 @@ cdef class Layer:
         if self._biased:
             self.q_bias, self.k_bias, self.v_bias = biases
             self._q_bias, self._k_bias, self._v_bias = biases
+        self._normed = norms is not None
+        if self._normed:
+            self.q_norm, self.k_norm = norms
+            self._q_norm, self._k_norm = norms
 
     def project(self, Scratch s, list slots):
-        """Norm, Q, K, V, bias and RoPE; K and V of vector b go into its slot, or into scratch.
+        """Norm, Q, K, V, bias, norm of each head and RoPE; K and V of vector b go into its slot, or into scratch.
 
         Parameters
         ----------
@@ -328,21 +357,29 @@ cdef class Layer:
                     _add_bias(targets + b, &self._q_bias[0], self.q.rows)
                     _add_bias(k_targets + b, &self._k_bias[0], self.k.rows)
                     _add_bias(v_targets + b, &self._v_bias[0], self.v.rows)
-                self._turn(s, targets[b], s.q_heads, b)
-                self._turn(s, k_targets[b], s.kv_heads, b)
+                self._turn(s, targets[b], s.q_heads, &self._q_norm[0] if self._normed else NULL, b)
+                self._turn(s, k_targets[b], s.kv_heads, &self._k_norm[0] if self._normed else NULL, b)
 
-    cdef void _turn(self, Scratch s, Target row, Py_ssize_t heads, Py_ssize_t b) noexcept nogil:
+    cdef void _turn(
+        self, Scratch s, Target row, Py_ssize_t heads, const float* norm, Py_ssize_t b
+    ) noexcept nogil:
         # A contiguous row is one run of heads * head_dim; a slot has a stride for each head.
         cdef Py_ssize_t head_stride = (
             row.outer_stride if row.inner == s.head_dim else s.head_dim * row.inner_stride
         )
+        cdef Py_ssize_t h
+        if norm != NULL:
+            for h in range(heads):
+                _norm_head(
+                    row.data + h * head_stride, row.inner_stride, norm, s.head_dim, s._eps
+                )
         _rotate(
-            row.data, heads, head_stride, row.inner_stride, s.head_dim // 2, s._neox,
+            row.data, heads, head_stride, row.inner_stride, s.head_dim // 2, s._halves,
             &s._turns[b, 0],
         )
 
     def feed_forward(self, Scratch s, Py_ssize_t n):
-        """Output projection of ``s.attended``, residual, norm, SwiGLU, residual."""
+        """Output projection of ``s.attended``, residual, norm, gated feed-forward, residual."""
         cdef Py_ssize_t b, i
         cdef Target* gates = s._targets + 3 * s.batch
         cdef Target* ups = s._targets + 4 * s.batch
@@ -368,7 +405,7 @@ cdef class Layer:
             products[1] = self.up.product(ups, s.normed.quantised)
             multiply(products, 2, s.normed.items, n, s.threads)
             for b in range(n):
-                _swiglu(&s.inner.values[b, 0], &s._up[b, 0], self.gate.rows)
+                _gate(&s.inner.values[b, 0], &s._up[b, 0], self.gate.rows, s._gelu)
             s.inner.prepare(n)
             products[0] = self.down.product(deltas, s.inner.quantised)
             multiply(products, 1, s.inner.items, n, s.threads)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM, InvalidArgument
+from kvtrial.engine.architecture import ARCHITECTURES, Architecture
 from kvtrial.engine.errors import GgufInvalid, UnsupportedArchitecture
 from kvtrial.engine.gguf import GgufFile
 
@@ -16,7 +18,8 @@ class ModelConfig:
 
     Attributes
     ----------
-    architecture : {"llama", "qwen2"}
+    architecture : Architecture
+        The family: what its layers do.
     layers, q_heads, kv_heads, head_dim, hidden, ffn : int
     vocab : int
         Tokens. Where the file's matrices have more rows, as padding, those are left out: no text has
@@ -28,13 +31,11 @@ class ModelConfig:
         Positions that the model was trained for; `room` tells what is left of them.
     tied : bool
         The output matrix is the embedding.
-    qkv_bias : bool
-        Biases after Q, K and V.
     attention_factor : float
         Of rotated queries and of rotated keys (``rope.scaling.attn_factor``).
     """
 
-    architecture: str
+    architecture: Architecture
     layers: int
     q_heads: int
     kv_heads: int
@@ -46,13 +47,12 @@ class ModelConfig:
     rms_eps: float
     context_length: int
     tied: bool
-    qkv_bias: bool
     attention_factor: float = 1.0
 
     @property
-    def neox(self) -> bool:
-        """RoPE pairs are (i, i + head_dim / 2); else interleaved, as GGUF permutes llama's rows."""
-        return self.architecture == "qwen2"
+    def embedding_scale(self) -> float:
+        """Factor of the embeddings."""
+        return math.sqrt(self.hidden) if self.architecture.scaled_embedding else 1.0
 
     @property
     def attention_scale(self) -> float:
@@ -99,8 +99,7 @@ class ModelConfig:
         MissingTensor
             No embedding.
         """
-        architecture = file.architecture
-        read = _Keys(file, architecture)
+        read = _Keys(file, file.architecture)
         embedding = file.tensor("token_embd.weight").shape
         if len(embedding) != 2:
             raise GgufInvalid(
@@ -110,7 +109,7 @@ class ModelConfig:
         hidden = read.integer("embedding_length")
         head_dim = read.integer("attention.key_length", hidden // q_heads)
         config = cls(
-            architecture=architecture,
+            architecture=ARCHITECTURES[file.architecture],
             layers=read.integer("block_count"),
             q_heads=q_heads,
             kv_heads=read.integer("attention.head_count_kv", q_heads),
@@ -122,7 +121,6 @@ class ModelConfig:
             rms_eps=read.number("attention.layer_norm_rms_epsilon"),
             context_length=read.integer("context_length"),
             tied="output.weight" not in file.tensors,
-            qkv_bias=architecture == "qwen2",
             attention_factor=read.number("rope.scaling.attn_factor", 1.0),
         )
         config._check(file, read)

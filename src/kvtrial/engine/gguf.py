@@ -31,6 +31,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvtrial.engine.architecture import ARCHITECTURES
 from kvtrial.engine.errors import (
     GgufInvalid,
     GgufTruncated,
@@ -45,7 +46,6 @@ U8 = npt.NDArray[np.uint8]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-ARCHITECTURES = ("llama", "qwen2")
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 QK = 32  # weights per quantised block

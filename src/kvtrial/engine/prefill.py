@@ -17,10 +17,10 @@ from kvtrial.contract import F32, I64, KVError, KVSession
 from kvtrial.engine._panels import Quads
 from kvtrial.engine._regions import (
     Layer,
+    gate_rows,
     rms_norm_rows,
     rope_turns,
     rotate_rows,
-    swiglu_rows,
 )
 from kvtrial.engine._weights import Matrix
 from kvtrial.engine.config import ModelConfig
@@ -75,6 +75,8 @@ class Prefill:
         turns = rope_turns(positions, self.frequencies)
         hidden = self._hidden[:n]
         self.weights.embedding.dequantise_rows(ids, hidden)
+        if self.config.architecture.scaled_embedding:
+            hidden *= np.float32(self.config.embedding_scale)
         try:
             with self._one_blas_thread():
                 for index, layer in enumerate(self.weights.layers):
@@ -109,8 +111,11 @@ class Prefill:
         for bias, rows in zip((layer.q_bias, layer.k_bias, layer.v_bias), flat):
             if bias is not None:
                 rows += bias
-        rotate_rows(q, turns, c.neox, self._threads)
-        rotate_rows(k, turns, c.neox, self._threads)
+        for rows, norm in ((q, layer.q_norm), (k, layer.k_norm)):
+            if norm is not None:
+                heads = rows.reshape(-1, c.head_dim)
+                rms_norm_rows(heads, norm, c.rms_eps, heads, self._threads)
+            rotate_rows(rows, turns, c.architecture.halves, self._threads)
         session.append(index, positions, k, v)
         session.attend_block(index, q, attended, c.attention_scale)
         self._multiply(attended.reshape(n, -1), (layer.out, delta))
@@ -118,7 +123,7 @@ class Prefill:
 
         rms_norm_rows(hidden, layer.ffn_norm, c.rms_eps, normed, self._threads)
         self._multiply(normed, (layer.gate, gate), (layer.up, up))
-        swiglu_rows(gate, up, self._threads)
+        gate_rows(gate, up, c.architecture.gelu, self._threads)
         self._multiply(gate, (layer.down, delta))
         hidden += delta
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtrial.engine.architecture import ARCHITECTURES
 from kvtrial.engine.gguf import QK, TensorKind, TensorToWrite, write_gguf
 from kvtrial.engine.tokenizer import CONTROL, byte_tokens
 
@@ -24,7 +25,7 @@ U8 = npt.NDArray[np.uint8]
 #: Metadata key that marks a file made here.
 SYNTHETIC_KEY = "kvtrial.synthetic"
 
-_PRE_TOKENIZER = {"llama": "smollm", "qwen2": "qwen2"}
+_PRE_TOKENIZER = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2", "gemma": "smollm"}
 _MERGES = ("Ġ t", "h e", "i n", "r e", "o n", "e r", "Ġ a", "Ġt he", "a n", "e n", "Ġ s", "o r")
 _NORMAL, _UNUSED = 1, 5
 _CHUNK_BLOCKS = 1 << 17
@@ -56,7 +57,7 @@ class ModelSizes:
 
 
 def write_synthetic(path: str | Path, name: str, sizes: ModelSizes) -> None:
-    """Write a GGUF of ``sizes``, tied output; `qwen2` has QKV biases."""
+    """Write a GGUF of ``sizes``, tied output; what the family has beside: biases, norms of heads."""
     write_gguf(path, _metadata(name, sizes), list(_tensors(sizes)))
 
 
@@ -92,7 +93,7 @@ def _metadata(name: str, sizes: ModelSizes) -> dict[str, Any]:
 
 
 def _tensors(sizes: ModelSizes) -> Iterator[TensorToWrite]:
-    hidden, ffn = sizes.hidden, sizes.ffn
+    hidden, ffn, family = sizes.hidden, sizes.ffn, ARCHITECTURES[sizes.architecture]
     kv = sizes.kv_heads * sizes.head_dim
     # A stream of its own per tensor: matrices are drawn as they are written, biases at once.
     streams = (np.random.PCG64([sizes.seed, i]) for i in itertools.count())
@@ -105,9 +106,9 @@ def _tensors(sizes: ModelSizes) -> Iterator[TensorToWrite]:
     def vector(name: str, values: npt.NDArray[Any]) -> TensorToWrite:
         return TensorToWrite(name, TensorKind.F32, values.shape, [values.astype("<f4").tobytes()])
 
-    def bias(name: str, size: int) -> TensorToWrite:
+    def small(size: int) -> npt.NDArray[np.float32]:
         integers = next(streams).random_raw(size).astype("<u8").view(np.int8)[:size]
-        return vector(f"{name}.bias", integers.astype(np.float32) / np.float32(256))
+        return integers.astype(np.float32) / np.float32(256)
 
     ones = np.ones(hidden, np.float32)
     yield matrix("token_embd", sizes.vocab, hidden)
@@ -118,8 +119,10 @@ def _tensors(sizes: ModelSizes) -> Iterator[TensorToWrite]:
         yield vector(f"{block}.ffn_norm.weight", ones)
         for part, rows in (("attn_q", hidden), ("attn_k", kv), ("attn_v", kv)):
             yield matrix(f"{block}.{part}", rows, hidden)
-            if sizes.architecture == "qwen2":
-                yield bias(f"{block}.{part}", rows)
+            if family.qkv_bias:
+                yield vector(f"{block}.{part}.bias", small(rows))
+        for part in ("attn_q", "attn_k") if family.qk_norm else ():
+            yield vector(f"{block}.{part}_norm.weight", 1 + small(sizes.head_dim))
         yield matrix(f"{block}.attn_output", hidden, hidden)
         yield matrix(f"{block}.ffn_gate", ffn, hidden)
         yield matrix(f"{block}.ffn_up", ffn, hidden)

@@ -103,11 +103,11 @@ class Model:
         if changing := [name for name in weights.unused if _CHANGES_OUTPUT.search(name)]:
             raise UnsupportedArchitecture(
                 f"{file.path}: {', '.join(changing[:8])} would change the output and do not run here "
-                f"in {config.architecture}; use a model without them"
+                f"in {config.architecture.name}; use a model without them"
             )
         if weights.unused:
             warnings.warn(
-                f"{file.path}: {len(weights.unused)} tensors that {config.architecture} does not "
+                f"{file.path}: {len(weights.unused)} tensors that {config.architecture.name} does not "
                 f"use: {', '.join(weights.unused[:8])}",
                 stacklevel=2,
             )

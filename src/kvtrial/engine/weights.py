@@ -40,7 +40,7 @@ def load_weights(file: GgufFile, config: ModelConfig) -> Weights:
         A tensor of another shape than the metadata says.
     """
     take = _Taker(file)
-    c = config
+    c, family = config, config.architecture
     q_rows, kv_rows = c.q_heads * c.head_dim, c.kv_heads * c.head_dim
     stored = file.tensor("token_embd.weight").shape[0]
     embedding = take.matrix("token_embd.weight", stored, c.hidden, used=c.vocab)
@@ -48,10 +48,15 @@ def load_weights(file: GgufFile, config: ModelConfig) -> Weights:
     for i in range(c.layers):
         block = f"blk.{i}"
         biases = None
-        if c.qkv_bias:
+        if family.qkv_bias:
             biases = tuple(
                 take.vector(f"{block}.attn_{name}.bias", rows)
                 for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))
+            )
+        norms = None
+        if family.qk_norm:
+            norms = tuple(
+                take.vector(f"{block}.attn_{name}_norm.weight", c.head_dim) for name in "qk"
             )
         layers.append(
             Layer(
@@ -65,6 +70,7 @@ def load_weights(file: GgufFile, config: ModelConfig) -> Weights:
                 take.vector(f"{block}.attn_norm.weight", c.hidden),
                 take.vector(f"{block}.ffn_norm.weight", c.hidden),
                 biases,
+                norms,
             )
         )
     output = embedding
