@@ -15,6 +15,7 @@ from kvtrial.contract import (
     RetiredCandidate,
     StoreSpec,
     UnknownCandidate,
+    shown,
 )
 from kvtrial.host import build, selection
 
@@ -59,8 +60,10 @@ def _refuse(spec: StoreSpec) -> KVStore:
 def get(name: str) -> Candidate:
     """The candidate of that name; `UnknownCandidate` lists the known ones."""
     known = candidates()
-    if name not in known:
-        raise UnknownCandidate(f"no candidate {name!r}; registered: {', '.join(known) or 'none'}")
+    if not isinstance(name, str) or name not in known:
+        raise UnknownCandidate(
+            f"no candidate {shown(name)}; registered: {', '.join(known) or 'none'}"
+        )
     return known[name]
 
 

@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as _Library
 from tokenizers.models import BPE
 
+from kvtrial.contract import InvalidArgument, integers, shown
 from kvtrial.engine.errors import GgufInvalid, TokenizerUnsupported, UnknownToken
 from kvtrial.engine.gguf import GgufFile
 
@@ -99,6 +100,8 @@ class Tokenizer:
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """Ids of ``text``; an empty text has none. ``parse_special`` recognises CONTROL tokens."""
+        if not isinstance(text, str):
+            raise InvalidArgument(f"text is {shown(text)}; give a str")
         if not text:
             return []
         try:
@@ -121,7 +124,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``, CONTROL tokens by their names; bytes that are not UTF-8 become U+FFFD."""
-        checked = [int(i) for i in ids]
+        checked: list[int] = integers(ids, "ids").tolist()
         for i in checked:
             if not 0 <= i < self.vocab_size:
                 raise UnknownToken(f"token id {i}; allowed: 0 to {self.vocab_size - 1}")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kvtrial import engine
+from kvtrial.contract import shown
 from kvtrial.engine.errors import (
     ModelFetchFailed,
     ModelHashMismatch,
@@ -29,7 +30,7 @@ from kvtrial.engine.errors import (
 )
 from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.host import paths
-from kvtrial.host.files import write_text
+from kvtrial.host.files import is_file, write_text
 from kvtrial.run import schemas
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def entry(name: str) -> dict[str, Any]:
     known = entries()
     if name not in known:
         raise UnknownModel(
-            f"no model {name!r}; known: {', '.join(known)}; a file of yours gets its name in "
+            f"no model {shown(name)}; known: {', '.join(known)}; a file of yours gets its name in "
             f"config/models.yaml, or is loaded by its path, which ends in .gguf"
         )
     return known[name]
@@ -76,9 +77,9 @@ def path_of(name_or_path: str | Path) -> Path:
     """
     if str(name_or_path).endswith(".gguf"):
         path = Path(name_or_path)
-        if not path.is_file():
+        if not is_file(path):
             raise ModelNotFetched(
-                f"no file {path}; `kvtrial fetch NAME` fetches a registered model"
+                f"no file {shown(str(path))}; `kvtrial fetch NAME` fetches a registered model"
             )
         return path
     name = str(name_or_path)

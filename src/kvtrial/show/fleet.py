@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrial.decision import labels
+from kvtrial.host.files import is_dir
 from kvtrial.run import schemas
 from kvtrial.show import answers
 
@@ -26,7 +27,7 @@ def load(path: Path) -> dict[str, Any]:
     BadVerdict
         No such file, not JSON, or not what ``workflow/schemas/verdict.schema.yaml`` allows.
     """
-    path = path / "verdict.json" if path.is_dir() else path
+    path = path / "verdict.json" if is_dir(path) else path
     try:
         verdict = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -8,9 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvtrial.contract import MAX_THREADS, MAX_TOKENS, shown
 from kvtrial.host import paths
+from kvtrial.host.files import is_dir
 from kvtrial.run import layout
 from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE, exit_with
+
+#: Decodes of each arm that `kvtrial try` makes at most: hours of them.
+MOST_BLOCKS = 1000
 
 
 class NoVerdict(layout.ConfigError):
@@ -41,10 +46,10 @@ def _run_dir(name: str | None) -> Path:
     if name is None:
         return _newest_run()
     for candidate in (Path(name), paths.results_dir() / name):
-        if candidate.is_dir():
+        if is_dir(candidate):
             return candidate
     known = sorted(p.parent.name for p in paths.results_dir().glob("*/protocol.json"))
-    raise layout.ConfigError(f"no run {name!r}; known: {', '.join(known) or 'none yet'}")
+    raise layout.ConfigError(f"no run {shown(name)}; known: {', '.join(known) or 'none yet'}")
 
 
 def _show(run_dir: Path, full: bool = False) -> int:
@@ -255,12 +260,21 @@ def _print(as_json: bool, document: Any, render: Callable[[], Any]) -> None:
         Console().print(render())
 
 
-def _at_least_one(text: str) -> int:
-    """A whole number from 1 on, for the parser."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is too small; give 1 or more")
-    return number
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    """A whole number from ``low`` to ``high``, for the parser: its message names the option."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(
+                f"{shown(text)}: give a whole number from {low} to {high}"
+            )
+        return number
+
+    return parse
 
 
 # --------------------------------------------------------------------------------------------------
@@ -318,7 +332,7 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("text")
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
-    sub.add_argument("--tokens", type=int, default=64, help="tokens to make")
+    sub.add_argument("--tokens", type=_whole(1, MAX_TOKENS), default=64, help="tokens to make")
     sub.add_argument("--store", help="a candidate; by default the adopted one")
     sub.add_argument("--profile", help="without --store: fp32, or the adopted store's own profile")
     sub.add_argument(
@@ -327,7 +341,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="restore what this cold store knows of the text, and spill all of it at the end",
     )
-    sub.add_argument("--threads", type=int, default=1)
+    sub.add_argument("--threads", type=_whole(1, MAX_THREADS), default=1)
 
     sub = add(fetch, "fetch or make a model's file", f"fetch {layout.DEFAULT_MODEL}")
     sub.add_argument("name", help="a name of `kvtrial models`")
@@ -344,8 +358,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("name", help="a name of `kvtrial candidates`")
     sub.add_argument("--against", help="another candidate; by default the adopted store")
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
-    sub.add_argument("--context", type=_at_least_one, help="filled positions; 4096 as registered")
-    sub.add_argument("--blocks", type=_at_least_one, help="decodes of each; what fits by default")
+    sub.add_argument(
+        "--context", type=_whole(1, MAX_TOKENS), help="filled positions; 4096 as registered"
+    )
+    sub.add_argument(
+        "--blocks", type=_whole(1, MOST_BLOCKS), help="decodes of each; what fits by default"
+    )
     sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(fleet, "one table over many verdicts", "fleet results/*/verdict.json --json")

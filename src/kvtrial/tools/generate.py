@@ -10,7 +10,16 @@ from pathlib import Path
 
 from kvtrial import candidates
 from kvtrial.cold import ColdStore, Identity, SpillReport, open_cold
-from kvtrial.contract import Capability, InvalidArgument, KVSession, KVStore, Unsupported
+from kvtrial.contract import (
+    MAX_THREADS,
+    MAX_TOKENS,
+    Capability,
+    InvalidArgument,
+    KVSession,
+    KVStore,
+    Unsupported,
+    integer,
+)
 from kvtrial.engine.transformer import Model, greedy
 from kvtrial.run import models
 
@@ -92,9 +101,8 @@ class Continuation:
         threads: int = 1,
         cold: Path | None = None,
     ) -> None:
-        for name, value in (("tokens", tokens), ("threads", threads)):
-            if value < 1:
-                raise InvalidArgument(f"{name} is {value}; give at least 1")
+        tokens = integer(tokens, "tokens", 1, MAX_TOKENS)
+        threads = integer(threads, "threads", 1, MAX_THREADS)
         chosen, self.why = candidates.choose(store, profile)
         self.store, self.profile = chosen.name, chosen.profile.value
         if cold is not None:
