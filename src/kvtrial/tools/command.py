@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrial.contract import MAX_THREADS, MAX_TOKENS, shown
-from kvtrial.host import paths
+from kvtrial.host import paths, printed
 from kvtrial.host.files import is_dir
 from kvtrial.run import layout
 from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE, exit_with
@@ -54,16 +54,14 @@ def _run_dir(name: str | None) -> Path:
 
 def _show(run_dir: Path, full: bool = False) -> int:
     """Print a run's verdict, the box last; how the command exits."""
-    from rich.console import Console
-
     from kvtrial.show import fleet, terminal
 
     document = fleet.load(run_dir)
-    console = Console()
+    console = printed.console()
     page = run_dir / "report.html"
     where = f"{page}" if page.is_file() else f"{run_dir} (one page with figures: make report)"
     rest = "" if full else "All of it: kvtrial verdict --full. "
-    console.print(f"{rest}Figures: {where}, or make ui", soft_wrap=True, highlight=False)
+    console.print(f"{rest}Figures: {where}, or make ui", soft_wrap=True)
     console.print(terminal.render(document, full=full))
     return _code(document)
 
@@ -162,14 +160,13 @@ def fetch(args: argparse.Namespace) -> None:
 
 def candidates(args: argparse.Namespace) -> None:
     """kvtrial candidates"""
-    from rich.console import Console
-    from rich.table import Table
-
     from kvtrial import candidates as registry
     from kvtrial.host import selection
 
     selected = selection.load()
-    table = Table("name", "what it is", "profile", "language", "state", box=None, pad_edge=False)
+    table = printed.table(
+        "name", "what it is", "profile", "language", "state", box=None, pad_edge=False
+    )
     for name, candidate in registry.candidates().items():
         state = "built"
         if candidate.not_built is not None:
@@ -181,7 +178,7 @@ def candidates(args: argparse.Namespace) -> None:
         elif name == selected.fp32:
             state = 'default with profile="fp32"'
         table.add_row(name, candidate.title, candidate.profile.value, candidate.language, state)
-    Console().print(table)
+    printed.console().print(table)
 
 
 def models(args: argparse.Namespace) -> None:
@@ -229,14 +226,9 @@ def fleet(args: argparse.Namespace) -> None:
 
 def cold(args: argparse.Namespace) -> int:
     """kvtrial cold VERB FOLDER"""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from kvtrial.cold import upkeep
 
-    with Progress(
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
+    with printed.progress(transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(args.verb, total=None)
         outcome = upkeep.look_after(
             args.verb,
@@ -255,9 +247,7 @@ def _print(as_json: bool, document: Any, render: Callable[[], Any]) -> None:
 
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
-        from rich.console import Console
-
-        Console().print(render())
+        printed.console().print(render())
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
