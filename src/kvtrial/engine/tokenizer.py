@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as _Library
 from tokenizers.models import BPE
 
-from kvtrial.contract import InvalidArgument, integers, shown
+from kvtrial.contract import InvalidArgument, integer, integers, shown
 from kvtrial.engine.errors import GgufInvalid, TokenizerUnsupported, UnknownToken
 from kvtrial.engine.gguf import GgufFile
 
@@ -93,6 +93,7 @@ class Tokenizer:
                 f"{file.path}: add_bos_token is true but bos_token_id is missing; convert the model "
                 "again"
             )
+        self._byte_of = {stand_in: byte for byte, stand_in in enumerate(byte_tokens())}
         known = set(self._tokens)
         # The library drops such bytes without a word.
         self._missing_bytes = {b for b, token in enumerate(byte_tokens()) if token not in known}
@@ -129,6 +130,17 @@ class Tokenizer:
             if not 0 <= i < self.vocab_size:
                 raise UnknownToken(f"token id {i}; allowed: 0 to {self.vocab_size - 1}")
         return str(self._library.decode(checked, skip_special_tokens=False))
+
+    def bytes_of(self, token: int) -> bytes:
+        """Bytes of one id; those of several, joined and read as UTF-8, are what `decode` gives."""
+        token = integer(token, "token")
+        if not 0 <= token < self.vocab_size:
+            raise UnknownToken(f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
+        text = self._tokens[token]
+        try:
+            return bytes(map(self._byte_of.__getitem__, text))
+        except KeyError:  # no token of bytes: a name, such as a CONTROL token's
+            return text.encode()
 
     def _get(self, key: str, default: Any = None) -> Any:
         return self._file.metadata.get(f"tokenizer.ggml.{key}", default)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +47,33 @@ def entries() -> dict[str, dict[str, Any]]:
         parsed = yaml.safe_load(source.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ModelsConfigInvalid(f"{source}: cannot be read: {error}") from None
+    if isinstance(parsed, dict) and isinstance(parsed.get("models"), dict):
+        _refuse_no_names(parsed["models"], source)
     if (problem := schemas.first_error(parsed, SCHEMA_NAME)) is not None:
         raise ModelsConfigInvalid(f"{source}: {problem}")
     models: dict[str, dict[str, Any]] = parsed["models"]
     return models
+
+
+def _refuse_no_names(names: Iterable[Any], source: Path) -> None:
+    """`ModelsConfigInvalid` for a name that YAML or a command line's ``model=NAME`` takes for another thing."""
+    for name in names:
+        if not (isinstance(name, str) and _stays_text(name)):
+            raise ModelsConfigInvalid(
+                f"{source}: models: the name {name!r} is read as a number, a date, true, false or null where "
+                "it stands without quotes; give another, such as 'my-model'"
+            )
+
+
+def _stays_text(name: str) -> bool:
+    """Whether a name without quotes is a text to YAML and to Snakemake, which asks float first."""
+    with contextlib.suppress(ValueError):
+        float(name)
+        return False
+    try:
+        return isinstance(yaml.safe_load(name), str)
+    except (yaml.YAMLError, ValueError):  # not a name by the schema either, or no date: 2026-99-99
+        return True
 
 
 def entry(name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from kvtrial.contract import MAX_THREADS, MAX_TOKENS, shown
 from kvtrial.host import paths, printed
 from kvtrial.host.files import is_dir
 from kvtrial.run import layout
-from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE, exit_with
+from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE
 
 #: Decodes of each arm that `kvtrial try` makes at most: hours of them.
 MOST_BLOCKS = 1000
@@ -376,11 +376,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; see `exit_with` for what becomes of errors."""
+    """Run one command; see `kvtrial.run.exits.exit_with` for what becomes of errors."""
     args = parser().parse_args(argv)
     return args.action(args) or 0
-
-
-def command() -> None:
-    """The installed command ``kvtrial``."""
-    exit_with(main)

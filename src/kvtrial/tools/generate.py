@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -125,7 +126,7 @@ class Continuation:
         return (self.made - 1) / self.decode_s if self.decode_s else None
 
     def __iter__(self) -> Iterator[str]:
-        return whole_characters(self._ids(), self._model.tokenizer.decode)
+        return whole_characters(self._ids(), self._model.tokenizer.bytes_of)
 
     def _ids(self) -> Iterator[int]:
         room = len(self._prompt) + self._tokens
@@ -210,14 +211,12 @@ def _refuse_without_spill(name: str) -> None:
         )
 
 
-def whole_characters(ids: Iterable[int], decode: Callable[[list[int]], str]) -> Iterator[str]:
-    """Text of ``ids`` as it comes; a character is held back until all of its bytes are there."""
-    pending: list[int] = []
+def whole_characters(ids: Iterable[int], bytes_of: Callable[[int], bytes]) -> Iterator[str]:
+    """Text of ``ids`` as it comes. At most three bytes are held back, those that may yet become a
+    character; bytes that can't are U+FFFD."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in ids:
-        pending.append(token)
-        text = decode(pending)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+        if text := decoder.decode(bytes_of(token)):
             yield text
-            pending.clear()
-    if pending:
-        yield decode(pending)
+    if rest := decoder.decode(b"", final=True):
+        yield rest
