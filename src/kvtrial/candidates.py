@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from kvtrial.contract import (
+    CANDIDATE_NAME,
     Candidate,
     CandidateNotBuilt,
     InvalidArgument,
@@ -26,7 +28,18 @@ GROUP = "kvtrial.candidates"
 def candidates() -> dict[str, Candidate]:
     """Every registered candidate by name, sorted. Ours are registered as a stranger's are."""
     points = sorted(entry_points(group=GROUP), key=lambda p: p.name)
-    return {point.name: _load(point) for point in points}
+    return {point.name: _load(point) for point in points if _has_a_name(point)}
+
+
+def _has_a_name(point: EntryPoint) -> bool:
+    """Whether it can be a candidate at all: its name becomes that of files."""
+    if CANDIDATE_NAME.fullmatch(point.name):
+        return True
+    warnings.warn(
+        f"entry point {point.name!r} of {GROUP} is left out: a name has letters, digits, '.', '_' and '-'",
+        stacklevel=3,
+    )
+    return False
 
 
 def _load(point: EntryPoint) -> Candidate:

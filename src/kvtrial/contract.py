@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ MAX_HEAD_DIM = 256
 MAX_GROUP = 16
 MAX_THREADS = 256
 MAX_BUDGET_BYTES = 2**48
+#: What a candidate may be called: its name is part of names of files.
+CANDIDATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Positions lie below it.
 MAX_TOKENS = 2**40
 
@@ -405,7 +408,8 @@ class Candidate:
     """A store implementation under trial, as the entry-point group ``kvtrial.candidates`` names it.
 
     ``language`` is the kernel's, ``owner`` that of the memory and bookkeeping. ``role`` is
-    ``baseline``, ``ablation``, ``contender``, ``profile`` or ``control``.
+    ``baseline``, ``ablation``, ``contender``, ``profile`` or ``control``. ``name`` has letters, digits, ``.``,
+    ``_`` and ``-`` (`CANDIDATE_NAME`).
     """
 
     name: str
@@ -421,6 +425,14 @@ class Candidate:
     not_built: str | None = None
     #: Each query head reads its KV head's rows for itself, H_q / H_kv times their bytes.
     reads_per_query_head: bool = False
+
+    def __post_init__(self) -> None:
+        """`InvalidArgument` for a name that files and units of the journal can't bear."""
+        if not isinstance(self.name, str) or not CANDIDATE_NAME.fullmatch(self.name):
+            raise InvalidArgument(
+                f"name of a candidate is {shown(self.name)}; allowed: letters, digits, '.', '_' and '-', the "
+                "first a letter or digit"
+            )
 
     @property
     def missing_capabilities(self) -> tuple[str, ...]:
@@ -654,5 +666,5 @@ class KVStore(Protocol):
     def close(self) -> None:
         """Free the pool and release its ledger reservation; sessions become stale.
 
-        A second close, or a new session of a closed store, is `StaleOwner`.
+        A second close, a new session of a closed store and its counts of pages and bytes are `StaleOwner`.
         """

@@ -109,7 +109,7 @@ cdef class RocksStore(GaplessStore):
         self._kernel_owner = simd_kernel("fp32", spec.head_dim)
         self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel_owner, KV_KERNEL_CAPSULE)
         self.value_bytes = 2 * self.layout.tile_bytes
-        self.page_nbytes, self.pages_total = self.heads * self.value_bytes, self.units_total
+        self.page_nbytes, self.pages = self.heads * self.value_bytes, self.units_total
         pages = self.units(self.capacity)
         # The joined partial, the queries, and a partial for each span of a full layer.
         spans = self.capacity // KV_SPAN_SLOTS + 4
