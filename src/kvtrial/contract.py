@@ -489,7 +489,7 @@ def merge(parts: Sequence[Partial]) -> F32:
     float32 (H_q, D)
         Zeros for a head that no part has a valid row for.
     """
-    if not isinstance(parts, Iterable) or not (parts := list(parts)):
+    if not isinstance(parts, Sequence) or not parts:
         raise InvalidArgument(f"merge got {shown(parts)}; give at least one Partial")
     for part in parts:
         if not _is_partial(part):
@@ -518,7 +518,9 @@ def _is_partial(part: object) -> bool:
     """Whether it is a `Partial`, of arrays that fit together."""
     return (
         isinstance(part, Partial)
-        and all(isinstance(array, np.ndarray) for array in part)
+        and isinstance(part.max, np.ndarray)
+        and isinstance(part.sum, np.ndarray)
+        and isinstance(part.output, np.ndarray)
         and part.output.ndim == 2
         and part.max.shape == part.sum.shape == part.output.shape[:1]
     )
