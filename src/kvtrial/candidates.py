@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from kvtrial.contract import (
+    CANDIDATE_NAME,
     FP32,
     Candidate,
     CandidateNotBuilt,
@@ -19,6 +21,7 @@ from kvtrial.contract import (
     RetiredCandidate,
     StoreSpec,
     UnknownCandidate,
+    shown,
 )
 from kvtrial.host import build, selection
 
@@ -32,7 +35,18 @@ _MOST_DOUBLINGS = 10
 def candidates() -> dict[str, Candidate]:
     """Every registered candidate by name, sorted. Ours are registered as a stranger's are."""
     points = sorted(entry_points(group=GROUP), key=lambda p: p.name)
-    return {point.name: _load(point) for point in points}
+    return {point.name: _load(point) for point in points if _has_a_name(point)}
+
+
+def _has_a_name(point: EntryPoint) -> bool:
+    """Whether it can be a candidate at all: its name becomes that of files."""
+    if CANDIDATE_NAME.fullmatch(point.name):
+        return True
+    warnings.warn(
+        f"entry point {point.name!r} of {GROUP} is left out: a name has letters, digits, '.', '_' and '-'",
+        stacklevel=3,
+    )
+    return False
 
 
 def _load(point: EntryPoint) -> Candidate:
@@ -66,8 +80,10 @@ def _refuse(spec: StoreSpec) -> KVStore:
 def get(name: str) -> Candidate:
     """The candidate of that name; `UnknownCandidate` lists the known ones."""
     known = candidates()
-    if name not in known:
-        raise UnknownCandidate(f"no candidate {name!r}; registered: {', '.join(known) or 'none'}")
+    if not isinstance(name, str) or name not in known:
+        raise UnknownCandidate(
+            f"no candidate {shown(name)}; registered: {', '.join(known) or 'none'}"
+        )
     return known[name]
 
 

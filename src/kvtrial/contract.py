@@ -54,8 +54,9 @@ from __future__ import annotations
 import enum
 import math
 import os
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -73,6 +74,12 @@ MAX_HEAD_DIM = 256
 MAX_GROUP = 16
 #: Sessions and branches that any store can have open at once; where it can have more, it may.
 SESSIONS = 64
+MAX_THREADS = 256
+MAX_BUDGET_BYTES = 2**48
+#: What a candidate may be called: its name is part of names of files.
+CANDIDATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+#: Positions lie below it.
+MAX_TOKENS = 2**40
 
 #: Set to 1, it makes stores fill fresh, freed, reserved and padding bytes with NaN, so that a use of
 #: one shows. The conformance suite sets it.
@@ -149,6 +156,80 @@ class StaleBuild(KVError, ImportError):
 
 
 # --------------------------------------------------------------------------------------------------
+# Arguments: Python hands over anything. Behind these doors a value is of the kind that they name.
+
+
+def shown(value: object) -> str:
+    """``value`` as a message shows it: its repr, cut where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # of a stranger's own __repr__, or an integer of thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 120 else f"{text[:100]}..."
+
+
+def integer(value: object, name: str, low: int | None = None, high: int | None = None) -> int:
+    """``value`` as an int from ``low`` to ``high``; `InvalidArgument` for another, for 64.0 and True too."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidArgument(f"{name} is {shown(value)}; give an integer")
+    number = int(value)
+    if (low is not None and number < low) or (high is not None and number > high):
+        allowed = f"{low} or more" if high is None else f"{low} to {high}"
+        raise InvalidArgument(f"{name} is {shown(number)}; allowed: {allowed}")
+    return number
+
+
+def integers(value: object, name: str) -> npt.NDArray[Any]:
+    """Integers of any width, shape (n,), from an array or any other iterable; an empty one has none.
+
+    A text, bytes, a set or a mapping is no row of integers, and neither are booleans or 1.0.
+    """
+    rows: Any = value
+    if not isinstance(value, (np.ndarray, list, tuple)):
+        if isinstance(value, (str, bytes, bytearray, Set, Mapping)) or not isinstance(
+            value, Iterable
+        ):
+            raise InvalidArgument(f"{name} is {shown(value)}; give integers of shape (n,)")
+        rows = list(value)
+    try:
+        array = np.asarray(rows)
+    except (TypeError, ValueError, OverflowError):
+        array = np.zeros((0, 0), object)  # rows of several lengths
+    if array.ndim == 1 and array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"{name} is {shown(value)} (shape {array.shape}, dtype {array.dtype}); give integers of "
+            "shape (n,)"
+        )
+    return array
+
+
+def page_size(value: object) -> int:
+    """``value`` as page_tokens."""
+    tokens = integer(value, "page_tokens")
+    if tokens not in PAGE_TOKENS:
+        raise InvalidArgument(f"page_tokens is {shown(tokens)}; allowed: {PAGE_TOKENS}")
+    return tokens
+
+
+def callback(value: object, name: str) -> None:
+    """`InvalidArgument` for what can't be called, unless it is None."""
+    if value is not None and not callable(value):
+        raise InvalidArgument(f"{name} is {shown(value)}; give something to call, or None")
+
+
+def spec_behind(session: object) -> StoreSpec:
+    """The spec of the store that a session belongs to; `InvalidArgument` for what is no session."""
+    spec = getattr(getattr(session, "store", None), "spec", None)
+    if not isinstance(spec, StoreSpec):
+        raise InvalidArgument(
+            f"session is {shown(session)}; give what open_session() of a store returns"
+        )
+    return spec
+
+
+# --------------------------------------------------------------------------------------------------
 # Memory
 
 
@@ -159,11 +240,7 @@ class MemoryLedger:
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, (int, np.integer)):
-            raise InvalidArgument(f"budget_bytes is {budget_bytes!r}; give a number of bytes")
-        if budget_bytes <= 0:
-            raise InvalidArgument(f"budget_bytes is {budget_bytes}; it must be at least one page")
-        self.budget_bytes = int(budget_bytes)
+        self.budget_bytes = integer(budget_bytes, "budget_bytes", 1)
         self._reserved: dict[int, tuple[str, int]] = {}
         self._next = 0
         self._lock = threading.RLock()  # stores may open and close in several threads
@@ -181,6 +258,7 @@ class MemoryLedger:
 
     def reserve(self, owner: str, n_bytes: int) -> int:
         """Reserve ``n_bytes`` for ``owner`` and return a token for `release`."""
+        n_bytes = integer(n_bytes, "n_bytes", 0)
         with self._lock:
             if n_bytes > self.free_bytes:
                 held = ", ".join(f"{o} {n}" for o, n in self._reserved.values()) or "nobody"
@@ -194,6 +272,7 @@ class MemoryLedger:
 
     def release(self, token: int) -> None:
         """Give a reservation back; a second release of the same token raises `StaleOwner`."""
+        token = integer(token, "token")
         with self._lock:
             released = self._reserved.pop(token, None)
         if released is None:
@@ -284,13 +363,6 @@ class Profile:
 FP32 = Profile("fp32", limit=math.inf, bound=np.zeros_like, rounded=np.array)
 
 
-def _integer(value: Any, name: str) -> int:
-    """``value`` as an int; `InvalidArgument` for what is none, 64.0 and True among it."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InvalidArgument(f"{name} is {value!r}; give an integer")
-    return int(value)
-
-
 @dataclass(frozen=True)
 class StoreSpec:
     """The shape and budget of a store.
@@ -334,17 +406,16 @@ class StoreSpec:
             ("q_heads", 1, 65536),
             ("kv_heads", 1, 4096),
             ("head_dim", 1, MAX_HEAD_DIM),
-            ("base_position", 0, 2**40),
-            ("threads", 1, 256),
-            ("budget_bytes", 1, 2**48),
+            ("base_position", 0, MAX_TOKENS),
+            ("threads", 1, MAX_THREADS),
+            ("budget_bytes", 1, MAX_BUDGET_BYTES),
         ):
-            value = _integer(getattr(self, name), name)
-            if not low <= value <= high:
-                raise InvalidArgument(f"{name} is {value}; allowed: {low} to {high}")
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "page_tokens", _integer(self.page_tokens, "page_tokens"))
-        if self.page_tokens not in PAGE_TOKENS:
-            raise InvalidArgument(f"page_tokens is {self.page_tokens!r}; allowed: {PAGE_TOKENS}")
+            object.__setattr__(self, name, integer(getattr(self, name), name, low, high))
+        object.__setattr__(self, "page_tokens", page_size(self.page_tokens))
+        if self.ledger is not None and not isinstance(self.ledger, MemoryLedger):
+            raise InvalidArgument(
+                f"ledger is {shown(self.ledger)}; give a kvtrial.MemoryLedger, or None"
+            )
         if self.q_heads % self.kv_heads or self.q_heads // self.kv_heads > MAX_GROUP:
             raise InvalidArgument(
                 f"q_heads is {self.q_heads} with kv_heads {self.kv_heads}; it must be a multiple, "
@@ -355,10 +426,10 @@ class StoreSpec:
                 start, stop = self.kv_head_range
             except (TypeError, ValueError):
                 raise InvalidArgument(
-                    f"kv_head_range is {self.kv_head_range!r}; give two integers, [start, stop)"
+                    f"kv_head_range is {shown(self.kv_head_range)}; give two integers, [start, stop)"
                 ) from None
             # It is part of what pages are named by, so equal ranges have to be equal.
-            start, stop = (_integer(value, "kv_head_range") for value in (start, stop))
+            start, stop = (integer(value, "kv_head_range") for value in (start, stop))
             object.__setattr__(self, "kv_head_range", (start, stop))
             if not 0 <= start < stop <= self.kv_heads:
                 raise InvalidArgument(
@@ -388,7 +459,8 @@ class Candidate:
     """A store implementation under trial, as the entry-point group ``kvtrial.candidates`` names it.
 
     ``language`` is the kernel's, ``owner`` that of the memory and bookkeeping. ``role`` is
-    ``baseline``, ``ablation``, ``contender``, ``profile`` or ``control``.
+    ``baseline``, ``ablation``, ``contender``, ``profile`` or ``control``. ``name`` has letters, digits, ``.``,
+    ``_`` and ``-`` (`CANDIDATE_NAME`).
     """
 
     name: str
@@ -404,6 +476,14 @@ class Candidate:
     not_built: str | None = None
     #: Each query head reads its KV head's rows for itself, H_q / H_kv times their bytes.
     reads_per_query_head: bool = False
+
+    def __post_init__(self) -> None:
+        """`InvalidArgument` for a name that files and units of the journal can't bear."""
+        if not isinstance(self.name, str) or not CANDIDATE_NAME.fullmatch(self.name):
+            raise InvalidArgument(
+                f"name of a candidate is {shown(self.name)}; allowed: letters, digits, '.', '_' and '-', the "
+                "first a letter or digit"
+            )
 
     @property
     def missing_capabilities(self) -> tuple[str, ...]:
@@ -461,8 +541,14 @@ def merge(parts: Sequence[Partial]) -> F32:
     float32 (H_q, D)
         Zeros for a head that no part has a row with a weight for.
     """
-    if not parts:
-        raise InvalidArgument("merge got no partials; give at least one")
+    if not isinstance(parts, Sequence) or not parts:
+        raise InvalidArgument(f"merge got {shown(parts)}; give at least one Partial")
+    for part in parts:
+        if not _is_partial(part):
+            raise InvalidArgument(
+                f"merge got {shown(part)}; give what attend_partial returns: max and sum (H_q,), output "
+                "(H_q, D)"
+            )
     shape = parts[0].output.shape
     for part in parts:
         if part.output.shape != shape:
@@ -478,6 +564,18 @@ def merge(parts: Sequence[Partial]) -> F32:
     out = np.zeros(shape, np.float32)
     np.divide(output, total[:, None], out=out, where=total[:, None] != 0, casting="same_kind")
     return out
+
+
+def _is_partial(part: object) -> bool:
+    """Whether it is a `Partial`, of arrays that fit together."""
+    return (
+        isinstance(part, Partial)
+        and isinstance(part.max, np.ndarray)
+        and isinstance(part.sum, np.ndarray)
+        and isinstance(part.output, np.ndarray)
+        and part.output.ndim == 2
+        and part.max.shape == part.sum.shape == part.output.shape[:1]
+    )
 
 
 @runtime_checkable
@@ -622,5 +720,5 @@ class KVStore(Protocol):
     def close(self) -> None:
         """Free the pool and release its ledger reservation; sessions become stale.
 
-        A second close, or a new session of a closed store, is `StaleOwner`.
+        A second close, a new session of a closed store and its counts of pages and bytes are `StaleOwner`.
         """

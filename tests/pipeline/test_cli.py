@@ -12,7 +12,7 @@ import pytest
 from shown_trial import FEW, decided, steady, trial
 
 from kvtrial import contract
-from kvtrial.run import events
+from kvtrial.run import events, exits
 from kvtrial.tools import command
 
 SUBCOMMANDS = ["verdict", "decide", "generate", "fetch", "doctor", "try", "fleet"]
@@ -21,7 +21,7 @@ SUBCOMMANDS += ["cold", "candidates", "models"]
 
 @pytest.fixture(autouse=True)
 def environment_comes_back(monkeypatch):
-    """`command.exit_with` prepares this process's environment; other tests get theirs back."""
+    """`exits.exit_with` prepares this process's environment; other tests get theirs back."""
     for name in ("PATH", "DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
@@ -128,7 +128,7 @@ def test_an_error_is_one_line_and_an_exit_code(error, code, said, capsys):
         raise error
 
     with pytest.raises(SystemExit) as ended:
-        command.exit_with(fails)
+        exits.exit_with(fails)
     assert ended.value.code == code
     printed = capsys.readouterr().err
     assert said in printed and printed.count("\n") == 1
@@ -139,14 +139,14 @@ def test_a_fault_of_ours_keeps_its_traceback():
         raise KeyError("k")
 
     with pytest.raises(KeyError):
-        command.exit_with(fails)
+        exits.exit_with(fails)
 
 
 def test_telemetry_is_off_before_anything_is_imported(monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
     monkeypatch.setenv("PATH", "/usr/bin")
     with pytest.raises(SystemExit):
-        command.exit_with(lambda: 0)
+        exits.exit_with(lambda: 0)
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert os.environ["DO_NOT_TRACK"] == "1"
     assert os.environ["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"

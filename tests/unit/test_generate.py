@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,33 @@ TINY = Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf"
 BYTES = {0: b"a", 1: b"\xc3", 2: b"\xa9", 3: b"\xf0", 4: b"\x9f", 5: b"\x98", 6: b"\x80"}
 
 
-def decode(ids: list[int]) -> str:
-    return b"".join(BYTES[i] for i in ids).decode(errors="replace")
-
-
 def test_a_character_waits_for_its_bytes():
-    assert list(whole_characters([0, 1, 2, 3, 4, 5, 6, 0], decode)) == ["a", "é", "😀", "a"]
+    assert list(whole_characters([0, 1, 2, 3, 4, 5, 6, 0], BYTES.__getitem__)) == [
+        "a",
+        "é",
+        "😀",
+        "a",
+    ]
 
 
 def test_bytes_that_never_become_a_character_are_shown_at_the_end():
-    assert list(whole_characters([0, 1], decode)) == ["a", "\N{REPLACEMENT CHARACTER}"]
+    assert list(whole_characters([0, 1], BYTES.__getitem__)) == ["a", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_bytes_that_are_no_text_are_not_held_back():
+    """20,000 of them took 46 s, and were one piece at the end."""
+    begun = itertools.count()
+    given = (next(begun) and 0 for _ in range(2000))
+    for said, piece in enumerate(whole_characters(given, {0: b"\x80"}.__getitem__), start=1):
+        assert piece == "\N{REPLACEMENT CHARACTER}" and next(begun) == 2 * said - 1
+
+
+def test_a_character_that_breaks_off_holds_three_bytes_back():
+    tokens = {0: b"\xf0", 1: b"\x9f", 2: b"\x98", 3: b"a"}
+    assert list(whole_characters([0, 1, 2, 3, 3], tokens.__getitem__)) == [
+        "\N{REPLACEMENT CHARACTER}a",
+        "a",
+    ]
 
 
 @pytest.fixture

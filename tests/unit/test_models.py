@@ -256,3 +256,46 @@ def test_a_file_that_was_changed_and_given_its_old_time_back_is_hashed_again(tmp
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_mtime_ns == before.st_mtime_ns
     assert models.sha256(path) == hashlib.sha256(b"two model").hexdigest()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "007",
+        "1e3",
+        "null",
+        "yes",
+        "off",
+        "true",
+        "1_000",
+        "0x1f",
+        "2026-01-01",
+        "nan",
+        "inf",
+        "1.5",
+        "'007'",
+        "'1e3'",
+        "'null'",
+        "'nan'",
+        "'0x1f'",
+    ],
+)
+def test_a_name_that_is_read_as_another_thing_is_refused(name, tmp_path, monkeypatch):
+    """`make verdict MODEL=007` asked for model 7."""
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
+    (tmp_path / "models.yaml").write_text(
+        f"models: {{{name}: {{architecture: llama, licence: none, path: m.gguf}}}}\n"
+    )
+    with pytest.raises(
+        ModelsConfigInvalid, match=r"models\.yaml: models: the name .*; give another"
+    ):
+        models.entries()
+
+
+@pytest.mark.parametrize("name", ["007b", "m1e3", "7-null", "qwen2.5-0.5b", "2026-99-99"])
+def test_a_name_that_stays_text_is_a_name(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
+    (tmp_path / "models.yaml").write_text(
+        f"models: {{'{name}': {{architecture: llama, licence: none, path: m.gguf}}}}\n"
+    )
+    assert list(models.entries()) == [name]

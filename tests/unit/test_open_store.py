@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pkgutil
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from kvtrial.contract import (
     PoolExhausted,
     Profile,
     RetiredCandidate,
+    StaleOwner,
     StoreSpec,
     UnknownCandidate,
 )
@@ -29,6 +31,7 @@ from kvtrial.engine.transformer import Model
 from kvtrial.host import selection
 from kvtrial.host.machine import machine_class
 from kvtrial.measure.stores import opened
+from kvtrial.run import layout
 
 SHAPE = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 8, "budget_bytes": 1 << 20}
 
@@ -52,6 +55,48 @@ def test_a_session_without_a_store_can_not_be_made(name: str) -> None:
         kind = type(store.open_session())
         with pytest.raises(TypeError, match=r"comes from open_session\(\)"):
             kind()
+
+
+@pytest.mark.parametrize("name", sorted(candidates.candidates()))
+@pytest.mark.parametrize("count", ["pages_total", "pages_free", "resident_bytes"])
+def test_a_closed_store_counts_nothing(name: str, count: str) -> None:
+    """K3 said how many pages it had had, K1 refused."""
+    if candidates.get(name).not_built is not None:
+        pytest.skip(str(candidates.get(name).not_built))
+    store = kvtrial.open_store(name, **SHAPE, trial=True)
+    assert getattr(store, count) >= 0
+    store.close()
+    with pytest.raises(StaleOwner, match="the store is closed"):
+        getattr(store, count)
+
+
+@pytest.mark.parametrize("name", ["My store", "", "a/b", "-k", "K\u00e9", 5, None])
+def test_a_candidate_s_name_can_be_a_file_s(name: Any) -> None:
+    """The crash of one with a space in it ended a stage: the journal could not name it."""
+    with pytest.raises(InvalidArgument, match=r"^name of a candidate is .*; allowed: letters"):
+        dataclasses.replace(candidates.get("K1"), name=name)
+
+
+def test_an_entry_point_without_such_a_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = EntryPoint(name="My store", value="kvtrial.hot.paged:K1", group=candidates.GROUP)
+    every = [*candidates.entry_points(group=candidates.GROUP), odd]
+    for module in (candidates, layout):
+        monkeypatch.setattr(module, "entry_points", lambda group: every)
+    candidates.candidates.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="entry point 'My store' .* is left out"):
+            found = candidates.candidates()
+        assert "K1" in found and "My store" not in found
+        assert "K1" in layout.registered_candidates()
+        assert "My store" not in layout.registered_candidates()
+    finally:
+        candidates.candidates.cache_clear()
+
+
+def test_no_public_name_is_a_module_s() -> None:
+    """`kvtrial.decide` was a module or the function, as imports happened to be."""
+    modules = {module.name for module in pkgutil.iter_modules(kvtrial.__path__)}
+    assert modules.isdisjoint(kvtrial.__all__)
 
 
 @pytest.mark.parametrize(

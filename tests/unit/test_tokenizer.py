@@ -135,3 +135,18 @@ def test_decode_gives_back_what_encode_took(text):
     for pre in ("gpt-2", "qwen2", "smollm"):
         tokenizer = made(pre)
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_bytes_of_ids_are_their_text():
+    """Of any ids, cut characters and bytes that are no UTF-8 among them."""
+    special = ["<|im end|>", "é日", "<a>"]
+    tokenizer = made(tokens=special, types=[3, 4, 3])
+    random = np.random.default_rng(1)
+    rows = [random.integers(0, tokenizer.vocab_size, 24) for _ in range(200)]
+    rows += [[*tokenizer.encode("é 😀 日本語\x00"), 257, 258, 259]]
+    for ids in rows:
+        joined = b"".join(map(tokenizer.bytes_of, ids))
+        assert joined.decode(errors="replace") == tokenizer.decode(ids)
+    for wrong in (-1, tokenizer.vocab_size):
+        with pytest.raises(UnknownToken, match=f"token id {wrong}; allowed"):
+            tokenizer.bytes_of(wrong)

@@ -488,3 +488,79 @@ def test_the_ui_opens_on_the_store_of_the_results(run_dir, monkeypatch, capsys) 
     command.main(["ui"])
     assert "http://127.0.0.1:9" in capsys.readouterr().out
     assert len(started) == 1
+
+
+def test_between_two_stages_a_trial_waits(run_dir: Path) -> None:
+    """A pipeline that was ended there left it RUNNING with nobody at work."""
+    (run_dir / "verdict.json").unlink()
+
+    def status() -> str:
+        return str(_runs(run_dir, level="trial")[0].info.status)
+
+    tracking.begin_stage(run_dir, "m1")
+    tracking.begin_stage(run_dir, "m2")
+    tracking.finish_stage(run_dir, "m1")
+    assert status() == "RUNNING"
+    tracking.finish_stage(run_dir, "m2")
+    assert status() == "SCHEDULED"
+    tracking.begin_stage(run_dir, "aa")
+    assert status() == "RUNNING"
+    tracking.stop_stage(run_dir, "aa", "KILLED", "Terminated")
+    tracking.begin_stage(run_dir, "peers")
+    tracking.leave_stage(run_dir, "peers", "done elsewhere")
+    assert status() == "KILLED"
+
+
+def test_a_deleted_experiment_is_restored_with_a_word(run_dir: Path, caplog) -> None:
+    """Each stage warned from then on, and a rebuild ended in a traceback."""
+    store = stores.MlflowStore(run_dir)
+    store.client.delete_experiment(store.experiment_id)
+    with caplog.at_level(logging.WARNING, logger="kvtrial.tracking"):
+        tracking.begin_stage(run_dir, "m2")
+        tracking.leave_stage(run_dir, "m2", "done elsewhere")
+    assert [record.getMessage() for record in caplog.records] == [
+        "MLflow's experiment kvtrial was deleted, and is restored to take this. To be rid of it, set "
+        "MLFLOW_TRACKING_URI to another store"
+    ]
+    assert store.client.get_experiment(store.experiment_id).lifecycle_stage == "active"
+    (parent,) = _runs(run_dir, level="trial")
+    assert parent.info.run_id == store.parent_id
+
+
+@pytest.mark.parametrize("name", ["a?b", "50%41#é 日"])
+def test_the_store_lies_in_results_whatever_their_path(run_dir: Path, name: str) -> None:
+    """A store of `a?b` was made in `a`, beside it."""
+    odd = run_dir.parents[1] / name / "results"
+    odd.parent.mkdir()
+    run_dir.parent.rename(odd)
+    tracking.begin_stage(odd / run_dir.name, "m2")
+    store = stores.MlflowStore(odd / run_dir.name)
+    assert len(store.find(level="stage")) == 1
+    store.artifact(store.parent_id, odd / run_dir.name / "verdict.json")
+    assert "verdict.json" in [a.path for a in store.client.list_artifacts(store.parent_id)]
+    with contextlib.closing(sqlite3.connect(odd / "mlflow.db")) as made:
+        assert made.execute("SELECT count(*) FROM runs").fetchone() == (2,)
+    assert [p.name for p in odd.parents[1].iterdir()] == [name]
+
+
+def test_a_plain_path_is_named_plainly(run_dir: Path) -> None:
+    plain, odd = Path("/srv/results"), Path("/srv/a?b/results")
+    assert stores.tracking_uri(plain) == "sqlite:////srv/results/mlflow.db"
+    assert (
+        stores.tracking_uri(odd) == "sqlite+pysqlite:///file:/srv/a%3Fb/results/mlflow.db?uri=true"
+    )
+
+
+def test_mlflow_at_a_path_with_a_percent_sign_is_refused_by_name(
+    run_dir, monkeypatch, caplog
+) -> None:
+    """Its migrations read the path of its own package as a format; each command ended in their words."""
+    where = SimpleNamespace(origin="/srv/50%41/.venv/mlflow/__init__.py")
+    monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: where)
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(run_dir.parent))
+    with caplog.at_level(logging.WARNING, logger="kvtrial.tracking"):
+        tracking.log_verdict(run_dir)
+    assert "StoreUnusable: MLflow is installed at /srv/50%41/.venv/mlflow and" in caplog.text
+    for arguments in (["ui"], ["rebuild", str(run_dir.parent)]):
+        with pytest.raises(stores.StoreUnusable, match="move the checkout, or set MLFLOW_TRACKING"):
+            command.main(arguments)

@@ -33,7 +33,7 @@ from kvtrial.cold.reports import SpillReport
 from kvtrial.cold.segmented import SegmentStore
 from kvtrial.cold.store import ColdStore
 from kvtrial.cold.values import ValueStore
-from kvtrial.contract import InvalidArgument
+from kvtrial.contract import InvalidArgument, shown
 
 __all__ = ["KINDS", "ColdStore", "Identity", "SpillReport", "open_cold"]
 
@@ -60,11 +60,13 @@ def open_cold(kind: str | None, path: Path | str, identity: Identity | None = No
     """
     path = _folder(path)
     if identity is not None and not isinstance(identity, Identity):
-        raise InvalidArgument(f"identity is {identity!r}; give what Identity.of(store, ...) makes")
+        raise InvalidArgument(
+            f"identity is {shown(identity)}; give what Identity.of(store, ...) makes"
+        )
     if kind is None:
         kind = kind_of(path) or "Z2"
-    if kind not in KINDS:
-        raise InvalidArgument(f"no cold store {kind!r}; known: {', '.join(KINDS)}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InvalidArgument(f"no cold store {shown(kind)}; known: {', '.join(KINDS)}")
     return KINDS[kind](path, identity)
 
 
@@ -77,5 +79,7 @@ def _folder(path: Path | str) -> Path:
     except (TypeError, UnicodeEncodeError):
         named = False
     if not named:
-        raise InvalidArgument(f"path is {path!r}; give a folder of its own, with a name in UTF-8")
+        raise InvalidArgument(
+            f"path is {shown(path)}; give a folder of its own, with a name in UTF-8"
+        )
     return folder

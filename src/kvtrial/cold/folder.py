@@ -6,6 +6,7 @@ are renamed and removed there.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrial.cold import disk
-from kvtrial.cold.errors import ColdError, ForeignStore, FormatMismatch, of_disk
+from kvtrial.cold.errors import ColdError, ForeignStore, FormatMismatch, NotWritable, of_disk
 from kvtrial.cold.records import checksum
 
 #: Raised with each change of what is written; 2: a sum for each page of a segment's record; 3: an id for
@@ -21,6 +22,8 @@ from kvtrial.cold.records import checksum
 FORMAT = 3
 _FORMAT_FILE = "FORMAT.json"
 _LOCK_FILE = "LOCK"
+#: Of a path at which nothing can be made, whatever the disk is like: below /proc, too long, a circle of links.
+_NO_PATH = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
 
 
 def claim(path: Path, kind: str) -> int:
@@ -51,6 +54,11 @@ def claim(path: Path, kind: str) -> int:
             f"{path} can't be made: a part of it is a file, or a link to nothing; give another folder"
         ) from error
     except OSError as error:
+        if error.errno in _NO_PATH:
+            raise NotWritable(
+                error.errno,
+                f"{path} can't be made ({os.strerror(error.errno)}); nothing was changed: give another folder",
+            ) from error
         raise of_disk(error, path, "written") from error
     return lock
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import blake3
 import numpy as np
 
-from kvtrial.contract import I64, InvalidArgument, KVStore
+from kvtrial.contract import I64, InvalidArgument, KVStore, StoreSpec, integers, shown
 
 #: Raised when kernels begin to store other bytes under the same `KVStore.page_format`.
 KERNEL_ABI = 1
@@ -48,12 +48,26 @@ class Identity:
     kv_head_range: tuple[int, int] | None = None
     kernel_abi: int = KERNEL_ABI
 
+    def __post_init__(self) -> None:
+        """`InvalidArgument` for a field of another kind: equal identities have to have one digest."""
+        for name in ("model_sha256", "page_format", "activations"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidArgument(f"{name} is {shown(getattr(self, name))}; give a str")
+        base = self.rope_base
+        if isinstance(base, bool) or not isinstance(base, (int, float, np.number)):
+            raise InvalidArgument(f"rope_base is {shown(base)}; give a number")
+        object.__setattr__(self, "rope_base", float(base))
+        if not 0 < self.rope_base < np.inf:
+            raise InvalidArgument(f"rope_base is {self.rope_base}; allowed: finite and above 0")
+
     @classmethod
     def of(
         cls, store: KVStore, *, model_sha256: str, rope_base: float, activations: str
     ) -> Identity:
         """The identity of what ``store`` holds for a model, whose rows ``activations`` computed."""
-        spec = store.spec
+        spec = getattr(store, "spec", None)
+        if not isinstance(spec, StoreSpec):
+            raise InvalidArgument(f"store is {shown(store)}; give what open_store returns")
         return cls(
             model_sha256=model_sha256,
             page_format=store.page_format,
@@ -61,7 +75,7 @@ class Identity:
             layers=spec.layers,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
-            rope_base=float(rope_base),
+            rope_base=rope_base,
             activations=activations,
             base_position=spec.base_position,
             kv_head_range=spec.kv_head_range,
@@ -74,13 +88,9 @@ class Identity:
 
 def as_tokens(token_ids: Any) -> I64:
     """Token ids as int64 (n,); `InvalidArgument` for anything that is not a list of ids >= 0."""
-    tokens = np.asarray(token_ids)
-    if tokens.size == 0:
-        return np.zeros(0, np.int64)
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise InvalidArgument(
-            f"token_ids has shape {tokens.shape} and dtype {tokens.dtype}; give one row of integers"
-        )
+    tokens = integers(token_ids, "token_ids")
+    if len(tokens) == 0:
+        return tokens
     if tokens.min() < 0 or tokens.max() >= 2**31:
         raise InvalidArgument(
             f"token_ids holds {tokens.min()} to {tokens.max()}; ids lie in [0, 2**31)"

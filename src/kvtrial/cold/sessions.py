@@ -8,7 +8,7 @@ from kvtrial.cold.disk import Buffer
 from kvtrial.cold.errors import IdentityMismatch
 from kvtrial.cold.keys import Identity, PageKey
 from kvtrial.cold.page import Page, PageMeta, content_address, flat, packed
-from kvtrial.contract import Bool, InvalidArgument, KVSession, StepIncomplete
+from kvtrial.contract import Bool, InvalidArgument, KVSession, StepIncomplete, spec_behind
 
 #: What can be seen of an `Identity` at a session's store.
 _SEEN = ("page_format", "page_tokens", "layers", "kv_heads", "head_dim", "base_position",
@@ -17,6 +17,7 @@ _SEEN = ("page_format", "page_tokens", "layers", "kv_heads", "head_dim", "base_p
 
 def refuse_other(session: KVSession, identity: Identity) -> None:
     """`IdentityMismatch` for a session whose pages are of another form."""
+    spec_behind(session)
     theirs = Identity.of(
         session.store,
         model_sha256=identity.model_sha256,

@@ -45,7 +45,7 @@ from kvtrial.cold.page import Page, PageMeta, content_address, valid_rows
 from kvtrial.cold.prefix import Stored, longest, refuse_other_holes, stored
 from kvtrial.cold.reports import Damage, Entry, RestoreTimes, SpillReport
 from kvtrial.cold.sessions import refuse_other, take, validity
-from kvtrial.contract import InvalidArgument, KVSession
+from kvtrial.contract import InvalidArgument, KVSession, callback, integer
 
 #: Called with what is done and what there is to do.
 Progress = Callable[[int, int], None]
@@ -160,9 +160,9 @@ class ColdStore(ABC):
         IdentityMismatch, InvalidArgument, StepIncomplete, DiskFull, StorePoisoned, KeyCollision
         """
         tokens = keys.as_tokens(token_ids)
+        batch_pages = integer(batch_pages, "batch_pages", 1)
+        callback(progress, "progress")
         progress = progress or _silent
-        if batch_pages < 1:
-            raise InvalidArgument(f"batch_pages is {batch_pages}; it must be at least 1")
         with self._using():
             refuse_other(session, self.identity)
             valid = validity(session, self.identity, len(tokens))
@@ -219,6 +219,7 @@ class ColdStore(ABC):
             The session is as it was before.
         """
         begun = time.perf_counter_ns()
+        callback(progress, "progress")
         progress = progress or _silent
         tokens = keys.as_tokens(token_ids)
         with self._using():
@@ -304,6 +305,7 @@ class ColdStore(ABC):
         CorruptSegment
             A page that is still needed is damaged; `verify` names it and who needs it.
         """
+        callback(progress, "progress")
         with self._using():
             pass  # closed, poisoned or forked: that is said first
         # Never waited for: who holds the store's lock here may be waited for by the other gc.
@@ -332,6 +334,7 @@ class ColdStore(ABC):
         progress : callable(pages done, pages), optional
             Called after each page.
         """
+        callback(progress, "progress")
         progress = progress or _silent
         beside: list[str] = []
         with self._using():

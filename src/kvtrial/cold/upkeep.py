@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from kvtrial.cold import open_cold
@@ -19,6 +18,10 @@ from kvtrial.cold.errors import ForeignStore
 from kvtrial.cold.folder import kind_of
 from kvtrial.cold.store import ColdStore, Progress
 from kvtrial.contract import InvalidArgument
+from kvtrial.host import printed
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _BETWEEN = (
     "the index makes up for it, but gc can't empty that file, and it must not be built again: spill what "
@@ -138,7 +141,7 @@ def render(outcome: dict[str, Any]) -> Group:
 
 
 def _table(sequences: Sequence[dict[str, Any]]) -> Table:
-    table = Table("key", box=None, pad_edge=False)
+    table = printed.table("key", box=None, pad_edge=False)
     for name in ("rows", "pages"):
         table.add_column(name, justify="right")
     table.add_column("spilled")

@@ -23,6 +23,7 @@ from typing import Any
 
 import pandas as pd
 
+from kvtrial.contract import InvalidArgument, shown
 from kvtrial.decision import (
     attribution,
     cold,
@@ -42,6 +43,7 @@ from kvtrial.decision.contrasts import Layouts, Measured, cell_key
 from kvtrial.decision.language import ADOPT, INCONCLUSIVE, KEEP
 from kvtrial.measure.plan import cell_name
 from kvtrial.run import protocol as registration
+from kvtrial.run.events import COLUMNS
 
 __all__ = ["ADOPT", "INCONCLUSIVE", "KEEP", "MixedProtocol", "Verdict", "decide"]
 
@@ -91,12 +93,15 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
 
     Raises
     ------
+    InvalidArgument
+        ``events`` is no such table, or has no row.
     MixedProtocol
         An event carries another protocol's hash.
     ProtocolError
         The protocol is not what its schema allows.
     """
     registration.check(protocol)
+    _refuse_no_table(events)
     protocol_sha256 = registration.sha256(protocol)
     strange = sorted(set(events["protocol_sha256"]) - {protocol_sha256})
     if strange:
@@ -156,6 +161,19 @@ def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
         "direct_write": attribution.direct_write(chosen, trials, protocol),
     }
     return Verdict(data)
+
+
+def _refuse_no_table(events: object) -> None:
+    if not isinstance(events, pd.DataFrame):
+        raise InvalidArgument(
+            f"events is {shown(events)}; give a table of kvtrial.run.events.COLUMNS"
+        )
+    if missing := [name for name in COLUMNS if name not in events.columns]:
+        raise InvalidArgument(
+            f"events has no column {', '.join(missing)}; give a table of kvtrial.run.events.COLUMNS"
+        )
+    if events.empty:
+        raise InvalidArgument("events has no row; give those of a run, as read_run returns them")
 
 
 def _build_id(events: pd.DataFrame) -> str:

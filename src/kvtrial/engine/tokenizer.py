@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from tokenizers import Tokenizer as _Library
 from tokenizers.models import BPE
 
+from kvtrial.contract import InvalidArgument, integer, integers, shown
 from kvtrial.engine.errors import GgufInvalid, TokenizerUnsupported, UnknownToken
 from kvtrial.engine.gguf import GgufFile
 
@@ -92,6 +93,7 @@ class Tokenizer:
                 f"{file.path}: add_bos_token is true but bos_token_id is missing; convert the model "
                 "again"
             )
+        self._byte_of = {stand_in: byte for byte, stand_in in enumerate(byte_tokens())}
         known = set(self._tokens)
         # The library drops such bytes without a word.
         self._missing_bytes = {b for b, token in enumerate(byte_tokens()) if token not in known}
@@ -99,6 +101,8 @@ class Tokenizer:
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """Ids of ``text``; an empty text has none. ``parse_special`` recognises CONTROL tokens."""
+        if not isinstance(text, str):
+            raise InvalidArgument(f"text is {shown(text)}; give a str")
         if not text:
             return []
         try:
@@ -121,11 +125,22 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``, CONTROL tokens by their names; bytes that are not UTF-8 become U+FFFD."""
-        checked = [int(i) for i in ids]
+        checked: list[int] = integers(ids, "ids").tolist()
         for i in checked:
             if not 0 <= i < self.vocab_size:
                 raise UnknownToken(f"token id {i}; allowed: 0 to {self.vocab_size - 1}")
         return str(self._library.decode(checked, skip_special_tokens=False))
+
+    def bytes_of(self, token: int) -> bytes:
+        """Bytes of one id; those of several, joined and read as UTF-8, are what `decode` gives."""
+        token = integer(token, "token")
+        if not 0 <= token < self.vocab_size:
+            raise UnknownToken(f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
+        text = self._tokens[token]
+        try:
+            return bytes(map(self._byte_of.__getitem__, text))
+        except KeyError:  # no token of bytes: a name, such as a CONTROL token's
+            return text.encode()
 
     def _get(self, key: str, default: Any = None) -> Any:
         return self._file.metadata.get(f"tokenizer.ggml.{key}", default)

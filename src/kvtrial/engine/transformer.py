@@ -15,7 +15,23 @@ from typing import Any
 import numpy as np
 
 from kvtrial import candidates
-from kvtrial.contract import F32, I64, InvalidArgument, KVError, KVSession, KVStore
+from kvtrial.contract import (
+    F32,
+    I64,
+    MAX_BUDGET_BYTES,
+    MAX_THREADS,
+    MAX_TOKENS,
+    InvalidArgument,
+    KVError,
+    KVSession,
+    KVStore,
+    callback,
+    integer,
+    integers,
+    page_size,
+    shown,
+    spec_behind,
+)
 from kvtrial.engine._regions import Scratch
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.errors import NonFiniteLogits, UnknownToken, UnsupportedArchitecture
@@ -27,6 +43,8 @@ from kvtrial.engine.weights import Weights, load_weights
 
 ACTIVATIONS = ("quantised", "fp32")
 CHUNK = 512
+#: Sessions of a decoder at most: its buffers hold the logits of each.
+MAX_BATCH = 1024
 #: Positions whose logits are made at a time where all are asked for.
 LOGITS_ROWS = 64
 # Tensors that some files of these architectures have beside those that are used here.
@@ -136,11 +154,22 @@ class Model:
         """A store for ``sessions`` sessions of ``tokens`` tokens each, by candidate name.
 
         One page a layer and session is kept spare, for the page that a branch copies.
+
+        Raises
+        ------
+        InvalidArgument, PoolExhausted, and the others of `kvtrial.open_store`
         """
         shape = self.config.store_shape
+        tokens = integer(tokens, "tokens", 1, MAX_TOKENS)
+        sessions = integer(sessions, "sessions", 1)
         budget = candidates.pool_bytes(
-            name, shape, tokens=tokens, sessions=sessions, page_tokens=page_tokens
+            name, shape, tokens=tokens, sessions=sessions, page_tokens=page_size(page_tokens)
         )
+        if budget > MAX_BUDGET_BYTES:
+            raise InvalidArgument(
+                f"tokens is {tokens} and sessions is {shown(sessions)}: {shown(budget)} bytes of rows; "
+                f"allowed: {MAX_BUDGET_BYTES} bytes"
+            )
         return candidates.open_store(
             name,
             trial=trial,
@@ -188,10 +217,10 @@ class Model:
         """
         tokens = self._checked_ids(ids)
         self._check_shape(session)
-        if chunk < 1:
-            raise InvalidArgument(f"chunk is {chunk}; give the positions of a chunk, at least 1")
-        if threads < 1:
-            raise InvalidArgument(f"threads is {threads}; give 1 or more")
+        chunk = integer(chunk, "chunk", 1)
+        threads = integer(threads, "threads", 1, MAX_THREADS)
+        callback(progress, "progress")
+        callback(each, "each")
         run = self._prefill(min(chunk, len(tokens)), threads, activations)
         for start in range(0, len(tokens), chunk):
             hidden = run.run(session, tokens[start : start + chunk])
@@ -266,14 +295,13 @@ class Model:
             More ids than the context holds.
         """
         tokens = self._checked_ids(ids)
-        if n < 0:
-            raise InvalidArgument(f"n is {n}; give the number of new tokens")
+        n = integer(n, "n", 0, MAX_TOKENS - len(tokens))
         if not beyond_context:
             n = min(n, self.config.room(len(tokens)))
         new: list[int] = []
-        step_ns = np.zeros(n, np.int64)
         rows = 0
         with _opened(self, store, len(tokens) + n, threads) as session:
+            step_ns = np.zeros(n, np.int64)  # the pool, which is larger, is there
             decoder = self.decoder(threads=threads, activations=activations)
             if len(tokens) > 1:
                 self.prefill(session, tokens[:-1], threads=threads, activations=activations)
@@ -292,18 +320,16 @@ class Model:
         return Prefill(self.config, self.weights, self._frequencies, chunk, threads, quantised)
 
     def _checked_ids(self, ids: Iterable[int]) -> I64:
-        tokens = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
-        if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
-            raise InvalidArgument(
-                f"ids of shape {tokens.shape} and dtype {tokens.dtype}; give at least one integer"
-            )
+        tokens = integers(ids, "ids")
+        if not len(tokens):
+            raise InvalidArgument("ids is empty; give at least one integer")
         if tokens.min() < 0 or tokens.max() >= self.config.vocab:
             bad = int(tokens[(tokens < 0) | (tokens >= self.config.vocab)][0])
             raise UnknownToken(f"token id {bad}; allowed: 0 to {self.config.vocab - 1}")
         return np.ascontiguousarray(tokens, np.int64)
 
     def _check_shape(self, session: KVSession) -> None:
-        spec, c = session.store.spec, self.config
+        spec, c = spec_behind(session), self.config
         shape = (spec.layers, spec.q_heads, spec.local_kv_heads, spec.head_dim)
         if shape != (c.layers, c.q_heads, c.kv_heads, c.head_dim):
             raise InvalidArgument(
@@ -329,8 +355,8 @@ class Decoder:
         self, model: Model, *, threads: int, activations: str, batch: int, direct: bool
     ) -> None:
         _check_activations(activations)
-        if batch < 1 or threads < 1:
-            raise InvalidArgument(f"batch is {batch}, threads {threads}; give at least 1")
+        batch = integer(batch, "batch", 1, MAX_BATCH)
+        threads = integer(threads, "threads", 1, MAX_THREADS)
         self.model = model
         self.direct = direct
         self._scratch = Scratch(
@@ -377,13 +403,20 @@ class Decoder:
             From a store; rows of the unfinished step are dropped in every session.
         UnknownToken
         """
+        if not isinstance(sessions, Sequence):
+            raise InvalidArgument(f"sessions is {shown(sessions)}; give a list of sessions")
+        tokens = self.model._checked_ids(ids)
         n = len(sessions)
-        if not 1 <= n <= self._scratch.batch or len(set(map(id, sessions))) != n or len(ids) != n:
+        if (
+            not 1 <= n <= self._scratch.batch
+            or len(set(map(id, sessions))) != n
+            or len(tokens) != n
+        ):
             raise InvalidArgument(
-                f"a step of {n} sessions and {len(ids)} ids; allowed: 1 to {self._scratch.batch} "
+                f"a step of {n} sessions and {len(tokens)} ids; allowed: 1 to {self._scratch.batch} "
                 "sessions, each once, and one id for each (see batch= of Model.decoder)"
             )
-        self._ids[:n] = self.model._checked_ids(ids)
+        self._ids[:n] = tokens
         for b, session in enumerate(sessions):
             self.model._check_shape(session)
             self._positions[b] = session.length(0)

@@ -8,6 +8,7 @@ Read `machine` first.
 `build`        what the kernels were built from, and whether that still lies in the source tree
 `paths`        where configuration, results and schemas lie
 `files`        the one way to write a file: beside, then renamed
+`printed`      what is printed for people: consoles, tables and bars whose texts are literal
 `selection`    the adopted outcome: the default store, what is retired
 =============  =====================================================================================
 """

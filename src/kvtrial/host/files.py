@@ -1,14 +1,34 @@
-"""The one way to write a file: beside its place, then renamed, so that half of one is never read as whole.
+"""Files: written beside their place and renamed, so that half of one is never read as whole; and asked for.
 
 Standard library only.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there; False where a name is too long to be any file's."""
+    return _said(path.is_file)
+
+
+def is_dir(path: Path) -> bool:
+    """Whether a folder is there; False where a name is too long to be any folder's."""
+    return _said(path.is_dir)
+
+
+def _said(question: Callable[[], bool]) -> bool:
+    try:
+        return question()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
 
 
 @contextmanager

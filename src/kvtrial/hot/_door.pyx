@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t
 
 import numpy as np
 
-from kvtrial.contract import InvalidArgument, OutOfRange
+from kvtrial.contract import InvalidArgument, OutOfRange, shown
 
 cnp.import_array()
 
@@ -19,11 +19,11 @@ cnp.import_array()
 cdef int64_t integer(object value, str name) except? -1:
     """An integer of 64 bits; bool and float are refused."""
     if isinstance(value, (bool, np.bool_)):
-        raise InvalidArgument(f"{name} is {value!r}; give an integer")
+        raise InvalidArgument(f"{name} is {shown(value)}; give an integer")
     try:
         return PyNumber_Index(value)
     except (TypeError, OverflowError):
-        raise InvalidArgument(f"{name} is {value!r}; give an integer of 64 bits") from None
+        raise InvalidArgument(f"{name} is {shown(value)}; give an integer of 64 bits") from None
 
 
 cdef int64_t layer_index(object value, int64_t layers) except -1:
@@ -38,13 +38,13 @@ cdef float finite_scale(object value) except? -1:
     """A finite float32."""
     cdef double scale
     if isinstance(value, (bool, str, bytes)):
-        raise InvalidArgument(f"scale is {value!r}; give a number")
+        raise InvalidArgument(f"scale is {shown(value)}; give a number")
     try:
         scale = value
     except TypeError:
-        raise InvalidArgument(f"scale is {value!r}; give a number") from None
+        raise InvalidArgument(f"scale is {shown(value)}; give a number") from None
     if not isfinite(<float>scale):
-        raise InvalidArgument(f"scale is {value!r}; give a finite float32")
+        raise InvalidArgument(f"scale is {shown(value)}; give a finite float32")
     return <float>scale
 
 
@@ -64,7 +64,7 @@ cdef object int64_positions(object positions):
     if array is not None and array.ndim == 1 and array.size == 0:
         return np.zeros(0, np.int64)
     if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidArgument(f"positions are {positions!r}; give integers of shape (n,)")
+        raise InvalidArgument(f"positions are {shown(positions)}; give integers of shape (n,)")
     if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
         raise OutOfRange(f"position {int(array.max())} is past 2^63 - 1")
     return np.ascontiguousarray(array, np.int64)
@@ -120,7 +120,7 @@ cdef tuple bounds(object value, str name, int64_t low, int64_t high):
     try:
         start, stop = value
     except (TypeError, ValueError):
-        raise InvalidArgument(f"{name} is {value!r}; give (start, stop)") from None
+        raise InvalidArgument(f"{name} is {shown(value)}; give (start, stop)") from None
     start, stop = integer(start, f"{name} start"), integer(stop, f"{name} stop")
     if not low <= start <= stop <= high:
         raise OutOfRange(f"{name} is {value}; allowed: start <= stop inside [{low}, {high}]")

@@ -9,12 +9,13 @@ cdef class GaplessStore:
     cdef object __weakref__
     cdef readonly object spec
     cdef readonly str page_format
-    cdef readonly int64_t row_bytes, page_nbytes, pages_total
+    cdef readonly int64_t row_bytes, page_nbytes
     cdef object _ledger, _reservation
     cdef bint open, poison
     cdef uint32_t generations
     # Room is counted in units of unit_tokens rows of one layer; capacity is a layer's, in tokens.
     cdef int64_t unit_tokens, units_total, units_used, capacity
+    cdef int64_t pages  # 0 where there are none
     # The spec's shape as integers of the machine: `heads` and `first_query` are this store's share.
     cdef int64_t layers, q_heads, heads, group, dim, base, first_query
 

@@ -100,13 +100,21 @@ cdef class GaplessStore:
         raise Unsupported(f"{self.page_format} has no page table")
 
     @property
+    def pages_total(self):
+        """Pages in the pool; 0 where there are none at all."""
+        self.check_open()
+        return self.pages
+
+    @property
     def pages_free(self):
         """Pages that no session holds; 0 where there are none at all."""
-        return self.units_total - self.units_used if self.pages_total else 0
+        self.check_open()
+        return self.units_total - self.units_used if self.pages else 0
 
     @property
     def resident_bytes(self):
         """Bytes of the units that sessions hold."""
+        self.check_open()
         return self.units_used * self.unit_tokens * self.row_bytes
 
     def close(self):

@@ -111,7 +111,7 @@ cdef class RocksStore(GaplessStore):
         self._kernel = FP32.kernel()
         self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel, KV_KERNEL_CAPSULE)
         self.value_bytes = 2 * self.layout.tile_bytes
-        self.page_nbytes, self.pages_total = self.heads * self.value_bytes, self.units_total
+        self.page_nbytes, self.pages = self.heads * self.value_bytes, self.units_total
         pages = self.units(self.capacity)
         # The joined partial, the queries, and a partial for each span of a full layer.
         spans = self.capacity // KV_SPAN_SLOTS + 4

@@ -169,13 +169,14 @@ cdef class RustStore:
 
     cdef readonly object spec
     cdef readonly str page_format
-    cdef readonly int64_t row_bytes, page_nbytes, pages_total
+    cdef readonly int64_t row_bytes, page_nbytes
     cdef _StoreHandle memory
     cdef object _ledger, _reservation
     # Filled by the call that failed last: a store serves one call at a time.
     cdef kvn_fault fault
     # The spec's shape as integers of the machine: `heads` and `first_head` are this store's share.
     cdef int64_t q_heads, heads, first_head, dim, page_tokens, base, threads
+    cdef int64_t pages
 
     def __init__(self, spec, *, format, bint debug_poison=False):
         cdef _StoreHandle memory = _StoreHandle()
@@ -187,26 +188,26 @@ cdef class RustStore:
         self.page_tokens, self.base = spec.page_tokens, spec.base_position
         self.threads = spec.threads
         self.page_nbytes = kvn_page_nbytes(self.heads, self.dim, self.page_tokens)
-        self.pages_total = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
+        self.pages = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
         self.row_bytes = self.page_nbytes // self.page_tokens
         # As the Cython pool names it: a page of K1 is a page of K3, one of K1T one of K3T.
         self.page_format = (
             f"{format.name}/head-major/P{self.page_tokens}/H{self.heads}/D{self.dim}"
         )
-        if self.pages_total < 1:
+        if self.pages < 1:
             raise PoolExhausted(
                 f"budget_bytes is {spec.budget_bytes}, and one page takes {self.page_nbytes}; give "
                 "at least that"
             )
         self._ledger = spec.ledger or MemoryLedger(spec.budget_bytes)
         self._reservation = self._ledger.reserve(
-            self.page_format, self.pages_total * self.page_nbytes
+            self.page_format, self.pages * self.page_nbytes
         )
         try:
             check(
                 kvn_open(
                     spec.layers, self.heads, spec.group, self.dim, self.page_tokens,
-                    format.transposed, self.base, self.pages_total, debug_poison, &memory.handle,
+                    format.transposed, self.base, self.pages, debug_poison, &memory.handle,
                     &self.fault,
                 ),
                 &self.fault,
@@ -237,12 +238,18 @@ cdef class RustStore:
     def reference_counts(self):
         """int32 (pages,): page-table entries that point to each page."""
         cdef kvn_store *native = self.native()
-        counts = np.empty(self.pages_total, np.int32)
+        counts = np.empty(self.pages, np.int32)
         check(
             kvn_reference_counts(native, <uint32_t *>cnp.PyArray_DATA(counts), &self.fault),
             &self.fault,
         )
         return counts
+
+    @property
+    def pages_total(self):
+        """Pages in the pool."""
+        self.native()
+        return self.pages
 
     @property
     def pages_free(self):
@@ -254,7 +261,7 @@ cdef class RustStore:
     @property
     def resident_bytes(self):
         """Bytes of pages in use; a shared page counts once."""
-        return (self.pages_total - self.pages_free) * self.page_nbytes
+        return (self.pages - self.pages_free) * self.page_nbytes
 
     def close(self):
         """Give the pool and its reservation back; sessions become stale.

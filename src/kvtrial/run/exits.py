@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from kvtrial.host.printed import print_anything
 from kvtrial.run.layout import ConfigError, prepare_environment
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -24,6 +25,7 @@ def exit_with(main: Callable[[], int]) -> None:
     fault of ours and keeps its traceback.
     """
     prepare_environment()
+    print_anything()
     try:
         code = main()
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from kvtrial.contract import CANDIDATE_NAME
 from kvtrial.host import build, machine, paths
 from kvtrial.run import models, protocol
 
@@ -172,7 +173,8 @@ class Run:
 
 def registered_candidates() -> list[str]:
     """Names in the entry-point group ``kvtrial.candidates``, without loading any."""
-    return sorted({point.name for point in entry_points(group="kvtrial.candidates")})
+    names = {point.name for point in entry_points(group="kvtrial.candidates")}
+    return sorted(name for name in names if CANDIDATE_NAME.fullmatch(name))
 
 
 def strangers(names: list[str]) -> str:

@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from kvtrial import engine
+from kvtrial.contract import shown
 from kvtrial.engine.errors import (
     ModelFetchFailed,
     ModelHashMismatch,
@@ -29,7 +31,7 @@ from kvtrial.engine.errors import (
 )
 from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.host import paths
-from kvtrial.host.files import write_text
+from kvtrial.host.files import is_file, write_text
 from kvtrial.run import schemas
 
 if TYPE_CHECKING:
@@ -45,10 +47,33 @@ def entries() -> dict[str, dict[str, Any]]:
         parsed = yaml.safe_load(source.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ModelsConfigInvalid(f"{source}: cannot be read: {error}") from None
+    if isinstance(parsed, dict) and isinstance(parsed.get("models"), dict):
+        _refuse_no_names(parsed["models"], source)
     if (problem := schemas.first_error(parsed, SCHEMA_NAME)) is not None:
         raise ModelsConfigInvalid(f"{source}: {problem}")
     models: dict[str, dict[str, Any]] = parsed["models"]
     return models
+
+
+def _refuse_no_names(names: Iterable[Any], source: Path) -> None:
+    """`ModelsConfigInvalid` for a name that YAML or a command line's ``model=NAME`` takes for another thing."""
+    for name in names:
+        if not (isinstance(name, str) and _stays_text(name)):
+            raise ModelsConfigInvalid(
+                f"{source}: models: the name {name!r} is read as a number, a date, true, false or null where "
+                "it stands without quotes; give another, such as 'my-model'"
+            )
+
+
+def _stays_text(name: str) -> bool:
+    """Whether a name without quotes is a text to YAML and to Snakemake, which asks float first."""
+    with contextlib.suppress(ValueError):
+        float(name)
+        return False
+    try:
+        return isinstance(yaml.safe_load(name), str)
+    except (yaml.YAMLError, ValueError):  # not a name by the schema either, or no date: 2026-99-99
+        return True
 
 
 def entry(name: str) -> dict[str, Any]:
@@ -56,7 +81,7 @@ def entry(name: str) -> dict[str, Any]:
     known = entries()
     if name not in known:
         raise UnknownModel(
-            f"no model {name!r}; known: {', '.join(known)}; a file of yours gets its name in "
+            f"no model {shown(name)}; known: {', '.join(known)}; a file of yours gets its name in "
             f"config/models.yaml, or is loaded by its path, which ends in .gguf"
         )
     return known[name]
@@ -76,9 +101,9 @@ def path_of(name_or_path: str | Path) -> Path:
     """
     if str(name_or_path).endswith(".gguf"):
         path = Path(name_or_path)
-        if not path.is_file():
+        if not is_file(path):
             raise ModelNotFetched(
-                f"no file {path}; `kvtrial fetch NAME` fetches a registered model"
+                f"no file {shown(str(path))}; `kvtrial fetch NAME` fetches a registered model"
             )
         return path
     name = str(name_or_path)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtrial.decision import labels
+from kvtrial.host import printed
+from kvtrial.host.files import is_dir
 from kvtrial.run import schemas
 from kvtrial.show import answers
 
@@ -26,7 +28,7 @@ def load(path: Path) -> dict[str, Any]:
     BadVerdict
         No such file, not JSON, or not what ``workflow/schemas/verdict.schema.yaml`` allows.
     """
-    path = path / "verdict.json" if path.is_dir() else path
+    path = path / "verdict.json" if is_dir(path) else path
     try:
         verdict = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -119,12 +121,13 @@ def render(rows: list[dict[str, Any]]) -> Any:
     """The rows as a rich table for 80 columns; says so where they were measured under different protocols."""
     from rich import box
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     lines = [_shown(r) for r in rows]
     same = {key: lines[0][key] for key in _COMMON if len({line[key] for line in lines}) == 1}
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, show_lines=False)
+    shown = printed.table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, show_lines=False
+    )
     for name in lines[0]:
         if name not in same:
             shown.add_column(name, overflow="fold")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Group
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from kvtrial.decision import labels
+from kvtrial.host import printed
 from kvtrial.show import answers
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
+    from rich.table import Table
 
 _STYLES = {True: "bold green", False: "bold yellow"}
 Verdict = dict[str, Any]
@@ -36,7 +39,7 @@ def render(verdict: Verdict, *, full: bool = False, provisional: Sequence[str] =
 
 
 def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
-    table = Table(
+    table = printed.table(
         title=title,
         title_justify="left",
         title_style="bold",
@@ -131,7 +134,7 @@ def _box(verdict: Verdict, provisional: Sequence[str]) -> Panel:
     title = answers.where(verdict)
     if provisional:
         title = f"PROVISIONAL: {title}"
-    return Panel(said, title=title, border_style="yellow" if provisional else "none")
+    return printed.panel(said, title=title, border_style="yellow" if provisional else "none")
 
 
 # --------------------------------------------------------------------------------------------------

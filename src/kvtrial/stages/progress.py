@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+from kvtrial.host import printed
+
 #: Seconds between two lines about one unit in a log.
 LOG_EVERY_S = 15.0
 
@@ -36,15 +38,11 @@ class Progress:
         self._lock = threading.RLock()
         self._bar: Any = None
         if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress as Bar
             from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 
-            self._bar = Bar(
-                *Bar.get_default_columns()[:3],
+            self._bar = printed.progress(
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
                 refresh_per_second=1,  # drawing takes time from a block on all cores
             )
             self._task = self._bar.add_task(title, total=self._total or 1.0)
@@ -82,7 +80,7 @@ class Progress:
         line = f"{self._title}: {text}"
         with self._lock:
             if self._bar is not None:
-                self._bar.console.print(line, highlight=False, markup=False)
+                self._bar.console.print(line)
             else:
                 print(line, file=sys.stderr, flush=True)
 

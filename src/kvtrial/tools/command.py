@@ -8,9 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvtrial.host import paths
+from kvtrial.contract import MAX_THREADS, MAX_TOKENS, shown
+from kvtrial.host import paths, printed
+from kvtrial.host.files import is_dir
 from kvtrial.run import layout
-from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE, exit_with
+from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE
+
+#: Decodes of each arm that `kvtrial try` makes at most: hours of them.
+MOST_BLOCKS = 1000
 
 
 class NoVerdict(layout.ConfigError):
@@ -41,24 +46,22 @@ def _run_dir(name: str | None) -> Path:
     if name is None:
         return _newest_run()
     for candidate in (Path(name), paths.results_dir() / name):
-        if candidate.is_dir():
+        if is_dir(candidate):
             return candidate
     known = sorted(p.parent.name for p in paths.results_dir().glob("*/protocol.json"))
-    raise layout.ConfigError(f"no run {name!r}; known: {', '.join(known) or 'none yet'}")
+    raise layout.ConfigError(f"no run {shown(name)}; known: {', '.join(known) or 'none yet'}")
 
 
 def _show(run_dir: Path, full: bool = False) -> int:
     """Print a run's verdict, the box last; how the command exits."""
-    from rich.console import Console
-
     from kvtrial.show import fleet, terminal
 
     document = fleet.load(run_dir)
-    console = Console()
+    console = printed.console()
     page = run_dir / "report.html"
     where = f"{page}" if page.is_file() else f"{run_dir} (one page with figures: make report)"
     rest = "" if full else "All of it: kvtrial verdict --full. "
-    console.print(f"{rest}Figures: {where}, or make ui", soft_wrap=True, highlight=False)
+    console.print(f"{rest}Figures: {where}, or make ui", soft_wrap=True)
     console.print(terminal.render(document, full=full))
     return _code(document)
 
@@ -164,14 +167,13 @@ def fetch(args: argparse.Namespace) -> None:
 
 def candidates(args: argparse.Namespace) -> None:
     """kvtrial candidates"""
-    from rich.console import Console
-    from rich.table import Table
-
     from kvtrial import candidates as registry
     from kvtrial.host import selection
 
     selected = selection.load()
-    table = Table("name", "what it is", "profile", "language", "state", box=None, pad_edge=False)
+    table = printed.table(
+        "name", "what it is", "profile", "language", "state", box=None, pad_edge=False
+    )
     for name, candidate in registry.candidates().items():
         state = "built"
         if candidate.not_built is not None:
@@ -183,7 +185,7 @@ def candidates(args: argparse.Namespace) -> None:
         elif name == selected.fp32:
             state = 'default with profile="fp32"'
         table.add_row(name, candidate.title, candidate.profile.name, candidate.language, state)
-    Console().print(table)
+    printed.console().print(table)
 
 
 def models(args: argparse.Namespace) -> None:
@@ -231,14 +233,9 @@ def fleet(args: argparse.Namespace) -> None:
 
 def cold(args: argparse.Namespace) -> int:
     """kvtrial cold VERB FOLDER"""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from kvtrial.cold import upkeep
 
-    with Progress(
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
+    with printed.progress(transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(args.verb, total=None)
         outcome = upkeep.look_after(
             args.verb,
@@ -257,17 +254,24 @@ def _print(as_json: bool, document: Any, render: Callable[[], Any]) -> None:
 
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
-        from rich.console import Console
-
-        Console().print(render())
+        printed.console().print(render())
 
 
-def _at_least_one(text: str) -> int:
-    """A whole number from 1 on, for the parser."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is too small; give 1 or more")
-    return number
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    """A whole number from ``low`` to ``high``, for the parser: its message names the option."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(
+                f"{shown(text)}: give a whole number from {low} to {high}"
+            )
+        return number
+
+    return parse
 
 
 # --------------------------------------------------------------------------------------------------
@@ -325,7 +329,7 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("text")
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
-    sub.add_argument("--tokens", type=int, default=64, help="tokens to make")
+    sub.add_argument("--tokens", type=_whole(1, MAX_TOKENS), default=64, help="tokens to make")
     sub.add_argument("--store", help="a candidate; by default the adopted one")
     sub.add_argument("--profile", help="without --store: fp32, or the adopted store's own profile")
     sub.add_argument(
@@ -334,7 +338,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="restore what this cold store knows of the text, and spill all of it at the end",
     )
-    sub.add_argument("--threads", type=int, default=1)
+    sub.add_argument("--threads", type=_whole(1, MAX_THREADS), default=1)
     sub.add_argument(
         "--beyond-context",
         action="store_true",
@@ -356,8 +360,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("name", help="a name of `kvtrial candidates`")
     sub.add_argument("--against", help="another candidate; by default the adopted store")
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
-    sub.add_argument("--context", type=_at_least_one, help="filled positions; 4096 as registered")
-    sub.add_argument("--blocks", type=_at_least_one, help="decodes of each; what fits by default")
+    sub.add_argument(
+        "--context", type=_whole(1, MAX_TOKENS), help="filled positions; 4096 as registered"
+    )
+    sub.add_argument(
+        "--blocks", type=_whole(1, MOST_BLOCKS), help="decodes of each; what fits by default"
+    )
     sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(fleet, "one table over many verdicts", "fleet results/*/verdict.json --json")
@@ -380,11 +388,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; see `exit_with` for what becomes of errors."""
+    """Run one command; see `kvtrial.run.exits.exit_with` for what becomes of errors."""
     args = parser().parse_args(argv)
     return args.action(args) or 0
-
-
-def command() -> None:
-    """The installed command ``kvtrial``."""
-    exit_with(main)

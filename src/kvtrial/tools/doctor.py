@@ -19,7 +19,7 @@ import psutil
 
 from kvtrial.contract import StaleBuild
 from kvtrial.engine.errors import ModelNotFetched
-from kvtrial.host import build, machine, paths
+from kvtrial.host import build, machine, paths, printed
 from kvtrial.measure import clock, probes
 from kvtrial.measure.exclusive import MachineHeld, exclusive
 from kvtrial.measure.stores import largest_bytes
@@ -351,11 +351,10 @@ def document(findings: Sequence[Finding]) -> dict[str, Any]:
 def render(findings: Sequence[Finding]) -> Any:
     """The findings as a rich table with one line on what to do next."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     styles = {State.GOOD: "green", State.NOTE: "cyan", State.POOR: "yellow", State.STOP: "bold red"}
-    table = Table(
+    table = printed.table(
         title=machine.machine_class(), title_justify="left", box=None, padding=(0, 1, 0, 0)
     )
     for column in ("", "what", "found", "what it means for a run"):

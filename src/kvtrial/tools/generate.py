@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +11,16 @@ from pathlib import Path
 
 from kvtrial import candidates
 from kvtrial.cold import ColdStore, Identity, SpillReport, open_cold
-from kvtrial.contract import Capability, InvalidArgument, KVSession, KVStore, Unsupported
+from kvtrial.contract import (
+    MAX_THREADS,
+    MAX_TOKENS,
+    Capability,
+    InvalidArgument,
+    KVSession,
+    KVStore,
+    Unsupported,
+    integer,
+)
 from kvtrial.engine.transformer import Model, greedy
 from kvtrial.run import models
 
@@ -100,9 +110,8 @@ class Continuation:
         cold: Path | None = None,
         beyond_context: bool = False,
     ) -> None:
-        for name, value in (("tokens", tokens), ("threads", threads)):
-            if value < 1:
-                raise InvalidArgument(f"{name} is {value}; give at least 1")
+        tokens = integer(tokens, "tokens", 1, MAX_TOKENS)
+        threads = integer(threads, "threads", 1, MAX_THREADS)
         chosen, self.why = candidates.choose(store, profile)
         self.store, self.profile = chosen.name, chosen.profile.name
         if cold is not None:
@@ -133,7 +142,7 @@ class Continuation:
         return self._model.config.context_length
 
     def __iter__(self) -> Iterator[str]:
-        return whole_characters(self._ids(), self._model.tokenizer.decode)
+        return whole_characters(self._ids(), self._model.tokenizer.bytes_of)
 
     def _ids(self) -> Iterator[int]:
         room = len(self._prompt) + self._tokens
@@ -223,14 +232,12 @@ def _refuse_without_spill(name: str) -> None:
         )
 
 
-def whole_characters(ids: Iterable[int], decode: Callable[[list[int]], str]) -> Iterator[str]:
-    """Text of ``ids`` as it comes; a character is held back until all of its bytes are there."""
-    pending: list[int] = []
+def whole_characters(ids: Iterable[int], bytes_of: Callable[[int], bytes]) -> Iterator[str]:
+    """Text of ``ids`` as it comes. At most three bytes are held back, those that may yet become a
+    character; bytes that can't are U+FFFD."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in ids:
-        pending.append(token)
-        text = decode(pending)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+        if text := decoder.decode(bytes_of(token)):
             yield text
-            pending.clear()
-    if pending:
-        yield decode(pending)
+    if rest := decoder.decode(b"", final=True):
+        yield rest

@@ -23,7 +23,7 @@ from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.decision import labels, output, validity
 from kvtrial.decision.contrasts import Measured, contrast, contrast_of, digits
-from kvtrial.host import build, machine, paths, selection
+from kvtrial.host import build, machine, paths, printed, selection
 from kvtrial.host.files import write_text
 from kvtrial.measure import figures, shapes
 from kvtrial.measure.exclusive import exclusive
@@ -338,7 +338,6 @@ def reading(decode: dict[str, Any], adopt_at: float) -> str:
 def render(document: dict[str, Any]) -> Any:
     """The document as rich text, worst news first."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     name, against = document["candidate"], document["against"]
@@ -355,7 +354,7 @@ def render(document: dict[str, Any]) -> Any:
     parts += [Text(f"  gap: {gap}") for gap in suite["gaps"]]
     parts += [Text(f"failed: {text}", "red") for text in document["failed"]]
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = printed.table(box=None, padding=(0, 2, 0, 0))
     columns = ("tokens/s", "p50 ms", "p95 ms", "attention GB/s", "share of ceiling")
     table.add_column("store")
     for column in columns:

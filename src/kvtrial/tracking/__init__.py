@@ -7,7 +7,8 @@ catches whatever MLflow raises and says so in one warning. The store can be made
 One parent run per ``run_id``; a child per attempt at a stage, and below it a child per candidate and
 cell. Parents are found by tag. Processes take turns at the store, so that none meets a half-made or
 locked database. A stage that fails is FAILED, one that is ended or interrupted KILLED; one whose
-process died without a word is marked KILLED by the next that starts.
+process died without a word is marked KILLED by the next that starts. The trial is RUNNING while a stage
+is, SCHEDULED between two stages.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def finish_stage(run_dir: Path, stage: str) -> None:
             newest = rows[rows["attempt"] == rows["attempt"].max()]
             records.log_attempt(store, run_id, stage, newest, table)
         store.end(run_id, "FINISHED")
-        _end_a_decided_trial(store)
+        _leave_trial(store)
 
 
 @_never_costs_a_verdict
@@ -101,13 +102,23 @@ def leave_stage(run_dir: Path, stage: str, why: str) -> None:
         others = [run.info.run_id for run in store.find(level="stage", stage=stage)]
         if left := [run_id for run_id in others if run_id not in own]:
             store.link(stage, left[0])
-        _end_a_decided_trial(store)
+        _leave_trial(store)
 
 
-def _end_a_decided_trial(store: MlflowStore) -> None:
-    """A trial that has its verdict is finished again when the stage that was forced is."""
+def _leave_trial(store: MlflowStore) -> None:
+    """A trial that has its verdict is finished again when the stage that was forced is. Any other waits for its
+    next stage, and nothing says so later if that never comes: it is SCHEDULED, not RUNNING."""
     if (store.run_dir / "verdict.json").is_file():
         store.end(store.parent_id, "FINISHED")
+        return
+    if any(_is_at_work(run) for run in store.find(level="stage")):
+        return
+    if store.client.get_run(store.parent_id).info.status == "RUNNING":
+        store.client.update_run(store.parent_id, status="SCHEDULED")
+
+
+def _is_at_work(run: Run) -> bool:
+    return run.info.status == "RUNNING" and is_alive(run)
 
 
 @_never_costs_a_verdict

@@ -17,7 +17,7 @@ from kvtrial.run import events
 from kvtrial.run.journal import Journal
 from kvtrial.run.layout import ConfigError
 from kvtrial.tracking import is_alive, records
-from kvtrial.tracking.store import REBUILD, MlflowStore, database, tracking_uri
+from kvtrial.tracking.store import REBUILD, MlflowStore, database, refuse_embedded, tracking_uri
 
 
 def rebuild(results: Path) -> None:
@@ -88,9 +88,10 @@ def _rebuild_unfinished(store: MlflowStore, stage: str) -> None:
 def _browse(results: Path, arguments: list[str]) -> None:
     """Turn this process into MLflow's UI on the store."""
     uri = tracking_uri(results)
-    if not uri.startswith("sqlite:"):
+    if not uri.startswith("sqlite"):
         print(f"MLFLOW_TRACKING_URI is set, so the runs are there: {uri}")
         return
+    refuse_embedded()
     if not os.environ.get("MLFLOW_TRACKING_URI") and not database(results).is_file():
         raise ConfigError(
             f"no MLflow store in {results} yet; run `make smoke` or `make verdict`, or, where there "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import json
 import logging
 import math
 import os
 import sqlite3
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 
+log = logging.getLogger(__name__)
 EXPERIMENT = "kvtrial"
 #: Makes the UI open on the table of runs, not on an overview of prompts and their cost.
 KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -42,13 +45,32 @@ class StoreUnusable(RuntimeError):
 
 
 def tracking_uri(results: Path) -> str:
-    """``MLFLOW_TRACKING_URI``, else SQLite at an absolute path in ``results``."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database(results)}"
+    """``MLFLOW_TRACKING_URI``, else SQLite at an absolute path in ``results``.
+
+    A path that is no URI as it stands (``?`` would begin a query) is given as SQLite's own, which is quoted;
+    with its driver, as MLflow would make a folder `file:` of it else.
+    """
+    if elsewhere := os.environ.get("MLFLOW_TRACKING_URI"):
+        return elsewhere
+    path = str(database(results))
+    quoted = urllib.parse.quote(path)
+    return f"sqlite:///{path}" if quoted == path else f"sqlite+pysqlite:///file:{quoted}?uri=true"
 
 
 def database(results: Path) -> Path:
     """The file of the embedded store."""
     return results.resolve() / "mlflow.db"
+
+
+def refuse_embedded() -> None:
+    """`StoreUnusable` where MLflow can't have a database of its own: a library of its reads ``%`` in the
+    path that MLflow is installed at."""
+    found = importlib.util.find_spec("mlflow")
+    if found is not None and "%" in (where := str(found.origin)):
+        raise StoreUnusable(
+            f"MLflow is installed at {Path(where).parent} and can't make a database from a path with '%': "
+            "move the checkout, or set MLFLOW_TRACKING_URI to a server"
+        )
 
 
 class MlflowStore:
@@ -59,6 +81,7 @@ class MlflowStore:
         self.results = run_dir.parent
         local = not os.environ.get("MLFLOW_TRACKING_URI")
         if local:
+            refuse_embedded()
             _refuse_unwritable(database(self.results))
         from mlflow import MlflowClient
 
@@ -87,6 +110,13 @@ class MlflowStore:
             return str(
                 self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=KIND)
             )
+        if experiment.lifecycle_stage == "deleted":
+            log.warning(
+                "MLflow's experiment %s was deleted, and is restored to take this. To be rid of it, set "
+                "MLFLOW_TRACKING_URI to another store",
+                EXPERIMENT,
+            )
+            self.client.restore_experiment(experiment.experiment_id)
         if local and experiment.artifact_location != location:
             raise StoreUnusable(
                 f"{database(self.results)} keeps its artifacts at {experiment.artifact_location}: the "

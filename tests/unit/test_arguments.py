@@ -1,0 +1,343 @@
+"""What Python hands over is checked at the door: a wrong kind is `InvalidArgument`, and names itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from trial_events import REGISTERED, flat, trial
+
+import kvtrial
+from kvtrial.cold import Identity, open_cold
+from kvtrial.contract import (
+    InvalidArgument,
+    KVStore,
+    MemoryLedger,
+    Partial,
+    StaleOwner,
+    UnknownCandidate,
+    integers,
+    shown,
+)
+from kvtrial.engine.errors import ModelNotFetched, UnknownModel
+from kvtrial.engine.transformer import Model
+from kvtrial.run import models
+from kvtrial.tools import command
+
+TINY = Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf"
+SHAPE = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 8, "budget_bytes": 1 << 16}
+#: None of them is a whole number that anything could want.
+NO_NUMBERS = ["3", 1.5, None, True, [1]]
+NO_IDS: list[Any] = [None, 5, "12", b"12", {1: 2}, {1, 2}, [1.7], ["a"], [None], [True], [[1]],
+                     [[1], [1, 2]], [2**70]]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return models.load_model(TINY)
+
+
+@pytest.fixture(scope="module")
+def store(model: Model) -> Iterator[KVStore]:
+    with contextlib.closing(model.open_store("K1", tokens=32, sessions=8)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(store: KVStore) -> Iterator[Any]:
+    with contextlib.closing(store.open_session()) as opened:
+        yield opened
+
+
+def refused(name: str) -> Any:
+    return pytest.raises(InvalidArgument, match=rf"\b{name}\b.*(give|allowed)")
+
+
+# --------------------------------------------------------------------------------------------------
+# The doors themselves
+
+
+def test_a_message_is_short_whatever_it_shows() -> None:
+    assert shown("ab") == "'ab'"
+    assert len(shown("x" * 5000)) < 120
+    assert shown(10**5000) == "a int"  # Python refuses to print it
+
+
+@pytest.mark.parametrize("rows", [[1, 2], (1, 2), np.array([1, 2], np.uint8), iter([1, 2])])
+def test_integers_come_from_any_row_of_them(rows: Any) -> None:
+    found = integers(rows, "ids")
+    assert found.dtype.kind in "iu" and found.tolist() == [1, 2]
+
+
+def test_no_integers_are_a_row_too() -> None:
+    assert integers([], "ids").shape == integers(np.zeros(0), "ids").shape == (0,)
+
+
+# --------------------------------------------------------------------------------------------------
+# Stores and ledgers
+
+
+@pytest.mark.parametrize("name", [["K1"], 5, b"K1", {"K1": 1}, "K" * 5000])
+def test_a_store_s_name_is_a_text(name: Any, model: Model) -> None:
+    for call in (
+        lambda: kvtrial.open_store(name, **SHAPE),
+        lambda: model.generate([1], 1, store=name),
+    ):
+        with pytest.raises(
+            UnknownCandidate, match=r"^no candidate .{,120}; registered: A1, "
+        ) as raised:
+            call()
+        assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("ledger", [5, "x", object()])
+def test_a_ledger_is_a_ledger(ledger: Any) -> None:
+    with refused("ledger"):
+        kvtrial.open_store("K1", **SHAPE, ledger=ledger)
+
+
+@pytest.mark.parametrize("n_bytes", [-50, *NO_NUMBERS])
+def test_only_bytes_are_reserved(n_bytes: Any) -> None:
+    ledger = MemoryLedger(100)
+    with refused("n_bytes"):
+        ledger.reserve("x", n_bytes)
+    assert ledger.free_bytes == 100
+
+
+@pytest.mark.parametrize("token", [[], None, "x", 1.5])
+def test_only_a_token_is_released(token: Any) -> None:
+    with refused("token"):
+        MemoryLedger(100).release(token)
+    with pytest.raises(StaleOwner):
+        MemoryLedger(100).release(1)
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, 0, -5, 10**30])
+def test_a_model_s_store_is_sized_by_whole_numbers(value: Any, model: Model) -> None:
+    for name in ("tokens", "sessions"):
+        with refused(name):
+            model.open_store("K1", **{"tokens": 4, "sessions": 1, name: value})
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, 0, 17, 64.0])
+def test_page_tokens_of_a_model_s_store(value: Any, model: Model) -> None:
+    with refused("page_tokens"):
+        model.open_store("K1", tokens=4, page_tokens=value)
+
+
+def test_a_partial_comes_from_attend_partial() -> None:
+    fits = Partial.empty(2, 4)
+    crooked = Partial(fits.max, fits.sum[:1], fits.output)
+    for parts in (None, 5, [], "ab", [None], [(1, 2, 3)], [fits, crooked], [Partial(1, 2, 3)]):  # type: ignore[arg-type]
+        with refused("merge"):
+            kvtrial.merge(parts)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------
+# The engine
+
+
+@pytest.mark.parametrize("n", [*NO_NUMBERS, -1, 10**18, 2**63, 10**5000], ids=shown)
+def test_n_is_a_number_of_tokens(n: Any, model: Model) -> None:
+    with refused("n"):
+        model.generate([1], n)
+
+
+@pytest.mark.parametrize("ids", [*NO_IDS, []], ids=str)
+def test_ids_are_a_row_of_integers(ids: Any, model: Model, session: Any) -> None:
+    for call in (
+        lambda: model.generate(ids, 1),
+        lambda: model.prefill(session, ids),
+        lambda: model.decoder().step([session], ids),
+        lambda: model.logits(ids),
+    ):
+        with refused("ids"):
+            call()
+    assert session.length(0) == 0
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, 0, -1, 10**30])
+def test_batches_and_threads_are_whole_numbers(value: Any, model: Model) -> None:
+    for name in ("batch", "threads"):
+        with refused(name):
+            model.decoder(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch", 10**9), ("threads", 10**6)])
+def test_batches_and_threads_have_an_end(name: str, value: int, model: Model) -> None:
+    with refused(name):
+        model.decoder(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("chunk", value) for value in [*NO_NUMBERS, 0]),
+        *(("threads", value) for value in [*NO_NUMBERS, 0, 10**6]),
+        ("each", 5),
+        ("progress", "x"),
+    ],
+)
+def test_how_a_prefill_goes(name: str, value: Any, model: Model, session: Any) -> None:
+    if value is None and name in ("each", "progress"):
+        return
+    with refused(name):
+        model.prefill(session, [1], **{name: value})
+    assert session.length(0) == 0
+
+
+def test_sessions_are_sessions(model: Model, store: KVStore, session: Any) -> None:
+    decoder = model.decoder()
+    for sessions in ([None], [5], [store], (s for s in [session]), None, session, {session: 1}):
+        with refused("sessions?"):
+            decoder.step(sessions, [1])  # type: ignore[arg-type]
+    for no_session in (None, 5, "x", store):
+        with refused("session"):
+            model.prefill(no_session, [1])  # type: ignore[arg-type]
+    assert session.length(0) == 0
+
+
+@pytest.mark.parametrize("text", [5, b"x", ["a"], None])
+def test_only_a_text_is_encoded(text: Any, model: Model) -> None:
+    with refused("text"):
+        model.tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("ids", NO_IDS, ids=str)
+def test_only_ids_are_decoded(ids: Any, model: Model) -> None:
+    with refused("ids"):
+        model.tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", [5, None, "a\0b", "x" * 5000, ["a"], ""])
+def test_a_model_has_a_name(name: Any) -> None:
+    with pytest.raises(UnknownModel, match="known: "):
+        kvtrial.load_model(name)
+
+
+@pytest.mark.parametrize("path", ["x" * 5000 + ".gguf", "a\0b.gguf"])
+def test_no_file_can_have_that_name(path: str) -> None:
+    with pytest.raises(ModelNotFetched, match="no file") as raised:
+        kvtrial.load_model(path)
+    assert len(str(raised.value)) < 300
+
+
+# --------------------------------------------------------------------------------------------------
+# The cold tier
+
+
+@pytest.mark.parametrize("kind", [["Z2"], 5, "Z9"])
+def test_a_cold_store_has_a_kind(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="known: Z1, Z2"):
+        open_cold(kind, tmp_path / "cold")
+
+
+def test_an_identity_is_of_a_store_and_a_model(store: KVStore) -> None:
+    for no_store in (None, 5, "K1"):
+        with refused("store"):
+            Identity.of(no_store, model_sha256="m", rope_base=1e4)  # type: ignore[arg-type]
+    for base in ("x", None, True, float("nan"), float("inf"), 0):
+        with refused("rope_base"):
+            Identity.of(store, model_sha256="m", rope_base=base)  # type: ignore[arg-type]
+    for model_sha256 in (5, b"m", None):
+        with refused("model_sha256"):
+            Identity.of(store, model_sha256=model_sha256, rope_base=1e4)  # type: ignore[arg-type]
+
+
+def test_equal_numbers_give_equal_identities(store: KVStore) -> None:
+    digests = {
+        Identity.of(store, model_sha256="m", rope_base=base).digest()
+        for base in (10000, 1e4, np.float32(1e4), np.int64(10000))
+    }
+    assert len(digests) == 1
+
+
+def test_the_cold_verbs_take_sessions_numbers_and_callables(
+    store: KVStore, session: Any, model: Model, tmp_path: Path
+) -> None:
+    model.prefill(session, [1, 2, 3])
+    identity = Identity.of(store, model_sha256="m", rope_base=1e4)
+    with open_cold("Z2", tmp_path / "cold", identity) as cold:
+        for no_session in (None, 5, "x", store):
+            with refused("session"):
+                cold.spill(no_session, [1, 2, 3])  # type: ignore[arg-type]
+            with refused("session"):
+                cold.restore([1, 2, 3], no_session)  # type: ignore[arg-type]
+        for batch_pages in (*NO_NUMBERS, 0):
+            with refused("batch_pages"):
+                cold.spill(session, [1, 2, 3], batch_pages=batch_pages)  # type: ignore[arg-type]
+        for ids in NO_IDS:
+            with refused("token_ids"):
+                cold.spill(session, ids)
+            with refused("token_ids"):
+                cold.contains(ids)
+        no_progress: Any = 5
+        for call in (
+            lambda: cold.spill(session, [1, 2, 3], progress=no_progress),
+            lambda: cold.restore([1, 2, 3], store.open_session(), progress=no_progress),
+            lambda: cold.gc(no_progress),
+            lambda: cold.verify(no_progress),
+        ):
+            with refused("progress"):
+                call()
+        assert cold.catalogue() == []
+        cold.spill(session, [1, 2, 3])  # nothing of it has poisoned the store
+
+
+# --------------------------------------------------------------------------------------------------
+# The rule, and the command
+
+
+def test_a_verdict_needs_a_table_of_events() -> None:
+    events = trial(flat(K0=100.0, A1=80.0, A2=70.0, K1=22.0, K2=15.0, K3=20.0))
+    for table in (None, [1], pd.DataFrame(), events.iloc[:0]):
+        with refused("events"):
+            kvtrial.decide(table, REGISTERED)
+    for column in ("stage", "protocol_sha256", "binary_sha256"):
+        with pytest.raises(InvalidArgument, match=rf"no column {column};"):
+            kvtrial.decide(events.drop(columns=[column]), REGISTERED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["generate", "x", "--tokens", "9" * 23], "--tokens"),
+        (["generate", "x", "--tokens", "9" * 5000], "--tokens"),
+        (["generate", "x", "--tokens", "0"], "--tokens"),
+        (["generate", "x", "--threads", "300"], "--threads"),
+        (["try", "K3", "--context", "9" * 23], "--context"),
+        (["try", "K3", "--blocks", "1.5"], "--blocks"),
+    ],
+)
+def test_the_command_names_the_option(
+    arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {option}: " in said and "give a whole number from 1 to" in said
+    assert len(said) < 250
+
+
+def test_names_too_long_for_a_file_are_unknown_names(tmp_path: Path) -> None:
+    for arguments in (["verdict", "x" * 5000], ["fleet", "x" * 5000]):
+        with pytest.raises(ValueError, match="x" * 50) as raised:
+            command.main(arguments)
+        assert type(raised.value).__module__.startswith("kvtrial.")
+
+
+@pytest.mark.parametrize("folder", ["/proc/self/x", "a/" + "x" * 300])
+def test_a_folder_that_can_not_be_made_is_named(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvtrial.cold.errors import NotWritable
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotWritable, match=rf"{folder} can't be made .*give another folder"):
+        open_cold("Z2", folder)
