@@ -135,6 +135,24 @@ def write_file(path: Path, data: bytes) -> None:
     fsync_dir(path.parent)
 
 
+def free_bytes(path: Path) -> int:
+    """Bytes that may be written to the filesystem of a folder, as far as it says; a quota it doesn't."""
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize if room.f_blocks else 1 << 63
+
+
+def allocate(path: Path, nbytes: int) -> None:
+    """Give a file so many bytes of the disk, made where it is missing; what they are is of no matter."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, nbytes)
+        else:  # macOS
+            write_all(fd, [bytes(nbytes)], 0)
+    finally:
+        os.close(fd)
+
+
 def lock(path: Path) -> int:
     """Take the exclusive lock file at ``path``; returns the descriptor whose closing releases it.
 

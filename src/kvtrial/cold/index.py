@@ -30,11 +30,17 @@ FAMILIES = ("prefix", "pages", "snapshots", "ledger")
 MIN_BLOB_BYTES = 1024
 #: Files that RocksDB keeps open.
 OPEN_FILES = 64
+#: Bytes that are logged before they are written out, where the values are small (Z2): what is in the log is
+#: written once more as a store opens, for which a full disk has to have room.
+_SMALL_BUFFER_BYTES = 4 << 20
+#: How long RocksDB's log may grow on a full disk. It takes the room for all of it beforehand.
+_LEAN_LOG_BYTES = 1 << 20
 
 #: Which part of the blob files, oldest first, a compaction rewrites: where RocksDB runs one by itself,
 #: its default, so that a spill doesn't write pages again and again; where `gc` asks for one, all.
 _AGE_CUTOFF = "blob_garbage_collection_age_cutoff"
-_BY_ITSELF, _ASKED_FOR = "0.25", "1.0"
+_BY_ITSELF, _ASKED_FOR, _NONE = "0.25", "1.0", "0.0"
+_BLOB_BYTES = "rocksdb.live-blob-file-size"
 
 #: What the system says through RocksDB that is said of no bytes: the store is sound.
 _OF_DISK = {
@@ -79,7 +85,7 @@ class SpilledSequence:
         return cls(rows, created, tuple(keys))
 
 
-def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
+def _options(truth: bool, blobs: bool = False, lean: bool = False) -> rocksdict.Options:
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
@@ -97,6 +103,11 @@ def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
     # Each opening leaves a file in each family. By levels, files whose keys don't overlap are moved down
     # and never merged, so that there is one for each spilled sequence in the end; by runs they are.
     options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
+    if not truth:
+        options.set_write_buffer_size(_SMALL_BUFFER_BYTES)
+    if lean:  # nothing is written that needn't be
+        options.set_max_total_wal_size(_LEAN_LOG_BYTES)
+        options.set_disable_auto_compactions(True)
     if blobs:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(MIN_BLOB_BYTES)
@@ -148,9 +159,11 @@ class Index:
     path : Path
     blobs : bool
         Keep large values of ``pages`` in blob files.
+    lean : bool
+        The disk is full: write as little as may be.
     """
 
-    def __init__(self, path: Path, blobs: bool) -> None:
+    def __init__(self, path: Path, blobs: bool, lean: bool = False) -> None:
         self.path = path
         # RocksDB syncs its folder and not the name of it; without the name all would be lost.
         disk.make_dir(path)
@@ -159,8 +172,8 @@ class Index:
             if blobs
             else "delete this folder and reopen the store, which rebuilds it from the segments"
         )
-        families = {name: _options(blobs, blobs and name == "pages") for name in FAMILIES}
-        self._options = _options(blobs)
+        families = {name: _options(blobs, blobs and name == "pages", lean) for name in FAMILIES}
+        self._options = _options(blobs, lean=lean)
         self._options.enable_statistics()
         forks.use_rocksdb()
         rockslog.refuse_damaged_manifest(path, self._advice)
@@ -254,12 +267,19 @@ class Index:
             raise self._ours(error, writing=True) from error
 
     def compact(self, family: str) -> None:
-        """Rewrite a family, blob files too, without what was deleted."""
+        """Rewrite a family, blob files too, without what was deleted.
+
+        Blob files that nobody needs go first. The others are written again where there is room for them.
+        """
         rewritten = self._families[family]
         try:
             rewritten.flush()
-            rewritten.set_options({_AGE_CUTOFF: _ASKED_FOR})
+            rewritten.set_options({_AGE_CUTOFF: _NONE})
             rewritten.compact_range(None, None)
+            blobs = rewritten.property_int_value(_BLOB_BYTES) or 0
+            if 0 < blobs < disk.free_bytes(self.path):
+                rewritten.set_options({_AGE_CUTOFF: _ASKED_FOR})
+                rewritten.compact_range(None, None)
             rewritten.set_options({_AGE_CUTOFF: _BY_ITSELF})
         except Exception as error:
             raise self._ours(error, writing=True) from error

@@ -7,6 +7,7 @@ where it is missing or speaks of bytes that are gone. So deletions are records t
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -44,7 +45,7 @@ class SegmentStore(ColdStore):
         folder = self.path / "segments"
         disk.make_dir(folder)
         self._log = SegmentLog(folder)
-        self._index = Index(self.path / "index", blobs=False)
+        self._index = Index(self.path / "index", blobs=False, lean=self._reserve.given_up)
         try:
             self._replay()
         except BaseException:
@@ -108,6 +109,7 @@ class SegmentStore(ColdStore):
                     puts.delete("prefix", meta[i : i + 32])
                     puts.delete("pages", meta[i : i + 32])
         puts.put("ledger", b"checkpoint", _CHECKPOINT.pack(*self._log.end))
+        self._reserve.make_room(self._index_bytes())  # what is durable has to be indexed
         try:
             self._index.write(puts, sync=False)
         except ColdError as error:
@@ -119,6 +121,9 @@ class SegmentStore(ColdStore):
     def _append(self, records: Sequence[Record]) -> None:
         locations = self._log.append(records)
         self._apply((r.kind, r.key, r.meta, where) for r, where in zip(records, locations))
+
+    def _logged_bytes(self, pages: Sequence[Page]) -> int:
+        return 0  # the index has places alone
 
     def _write(self, pages: Sequence[Page], snapshot: SpilledSequence | None) -> None:
         records = [Record(PAGE, p.key, p.meta.encode(), p.payload) for p in pages]
@@ -155,7 +160,7 @@ class SegmentStore(ColdStore):
         self._append([Record(DELETE, key, b"".join(page_keys))])
 
     def _reclaim(self, progress: Progress) -> None:
-        """Move what is live out of mostly dead segments, oldest first, and remove those.
+        """Move what is live out of mostly dead segments, those with the least first, and remove those.
 
         Others come in between the steps. What they add goes to the end of the log, never into a
         segment that is being emptied, and whether a record is live is asked as it is moved.
@@ -172,15 +177,28 @@ class SegmentStore(ColdStore):
             ]
             if dead and dead[-1] == self._log.end.segment:
                 self._log.sealed = True
-        stuck: CorruptSegment | None = None
+            # What needs no room gives some to the others.
+            dead.sort(key=lambda number: live[number])
+        stuck: ColdError | None = None
         for n, number in enumerate(dead, start=1):
             try:
+                self._refuse_without_room(live[number])
                 self._empty(number)
-            except CorruptSegment as error:
+            except (CorruptSegment, DiskFull) as error:
                 stuck = stuck or error  # that one stays, and is in no other's way
             progress(n, len(dead))
         if stuck is not None:
             raise stuck
+
+    def _refuse_without_room(self, live_bytes: int) -> None:
+        """`DiskFull` where what has to be moved out of a segment would fill the disk before that is gone."""
+        free = disk.free_bytes(self.path)
+        if live_bytes and free < live_bytes + self._index_bytes():
+            raise DiskFull(
+                errno.ENOSPC,
+                f"{self._log.folder}: {live_bytes} bytes of a segment are still needed, and {free} are "
+                "free to move them to; delete() more sequences and run gc again, or free space",
+            )
 
     def _empty(self, number: int) -> None:
         """Write what is live in a segment again, and remove it."""
