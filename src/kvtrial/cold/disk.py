@@ -122,6 +122,13 @@ def make_dir(path: Path, mode: int = 0o777) -> None:
     fsync_dir(path.parent)
 
 
+def shut(path: Path) -> None:
+    """Leave a folder to its owner alone: RocksDB makes its files as the umask says."""
+    mode = path.stat().st_mode
+    if mode & 0o077:
+        path.chmod(mode & 0o700)
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write beside, sync, rename, sync the folder: afterwards the file is there, whole."""
     beside = path.with_name(f".{path.name}.new")

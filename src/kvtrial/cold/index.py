@@ -51,6 +51,11 @@ _OF_DISK = {
     "Operation not permitted": errno.EPERM,
     "Read-only file system": errno.EROFS,
 }
+_BEGIN_ANEW = "put the file back from a copy, or delete the store to begin anew"
+_NAME_AND_DELETE = "run verify(), delete() what it names, and spill that again"
+#: What RocksDB adds to damage of any file. `rockslog` has found the manifest sound before.
+_MANIFEST_BLAMED = re.compile(r"\s*The file \S*MANIFEST-\d+ may be corrupted\.")
+_NAMED = re.compile(r"\w+\.(sst|blob|log)\b")
 _WAL_SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 _GET_US = re.compile(r"rocksdb\.db\.get\.micros .* SUM : (\d+)")
 _SEQUENCE = struct.Struct("<QdI")
@@ -132,7 +137,17 @@ def _translate(error: Exception, path: Path, advice: str, writing: bool) -> Exce
         return Unreadable(
             errno.EIO, f"{path}: {text}; nothing was changed; check the disk, then try again"
         )
-    return CorruptIndex(f"{path}: {text}; {advice}")
+    return CorruptIndex(f"{path}: {_with_its_file(text, path)}; {advice}")
+
+
+def _with_its_file(text: str, path: Path) -> str:
+    """What RocksDB says of damage, with the files that may have it where it names none."""
+    text = _MANIFEST_BLAMED.sub("", text)
+    if _NAMED.search(text):
+        return text
+    suffix = ".blob" if "blob" in text.lower() else ".sst"
+    suspects = ", ".join(sorted(file.name for file in path.glob(f"*{suffix}")))
+    return f"{text} in {suspects}" if suspects else text
 
 
 class Batch:
@@ -166,12 +181,11 @@ class Index:
     def __init__(self, path: Path, blobs: bool, lean: bool = False) -> None:
         self.path = path
         # RocksDB syncs its folder and not the name of it; without the name all would be lost.
-        disk.make_dir(path)
-        self._advice = (
-            "run verify(), delete() what it names, and spill that again"
-            if blobs
-            else "delete this folder and reopen the store, which rebuilds it from the segments"
-        )
+        disk.make_dir(path, disk.FOLDER_MODE)
+        disk.shut(path)
+        again = "delete this folder and reopen the store, which rebuilds it from the segments"
+        # What does not open can't be verified either.
+        self._advice = _BEGIN_ANEW if blobs else again
         families = {name: _options(blobs, blobs and name == "pages", lean) for name in FAMILIES}
         self._options = _options(blobs, lean=lean)
         self._options.enable_statistics()
@@ -183,6 +197,7 @@ class Index:
             self._db = rocksdict.Rdict(str(path), self._options, column_families=families)
         except Exception as error:
             raise self._ours(error) from error
+        self._advice = _NAME_AND_DELETE if blobs else again
         self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
         self.handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
 

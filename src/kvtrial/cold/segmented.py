@@ -43,7 +43,8 @@ class SegmentStore(ColdStore):
 
     def _open(self) -> None:
         folder = self.path / "segments"
-        disk.make_dir(folder)
+        disk.make_dir(folder, disk.FOLDER_MODE)
+        disk.shut(folder)
         self._log = SegmentLog(folder)
         self._index = Index(self.path / "index", blobs=False, lean=self._reserve.given_up)
         try:
@@ -61,21 +62,35 @@ class SegmentStore(ColdStore):
         """Index the batches that the index has not seen."""
         said = self._checkpoint()
         start = said if said is not None and self._fits(said) else None
-        known: dict[bytes, bytes] = {}
+        sequences: dict[bytes, bytes] = {}
+        pages: set[bytes] = set()
         if start is None:
-            known = dict(self._index.items("snapshots"))
+            sequences = dict(self._index.items("snapshots"))
+            pages = {key for key, _ in self._index.items("prefix")}
             self._index.clear()
             self._log.recovered.rebuilt = bool(self._log.numbers())
         for batch in recover(self._log, start):
             self._apply((f.header.kind, f.header.key, f.meta, f.location) for f in batch)
-        # No crash takes synced bytes away. Where the index knew of more than is there, what it knew
-        # stays listed, so that `verify` names what is lost.
-        if known and said is not None and said.batch > self._log.end.batch:
-            self._apply((SEQUENCE, key, meta, _NOWHERE) for key, meta in known.items())
+        if start is None and said is not None and said.batch > self._log.end.batch:
+            self._believe(sequences, pages)
         if start is None:
             # What the index said before must not come back by a power cut, to be believed of segments
             # that have grown since.
             self._index.sync()
+
+    def _believe(self, sequences: dict[bytes, bytes], pages: set[bytes]) -> None:
+        """Make up for batches that the index knew of and the segments no longer have.
+
+        No crash takes synced bytes away. A sequence that is lost stays listed, so that `verify` names it; a
+        deletion that is lost is done again.
+        """
+        back = [key for key, _ in self._index.items("snapshots") if key not in sequences]
+        pages_back = [key for key, _ in self._index.items("prefix") if key not in pages]
+        if back or pages_back:
+            first, *others = back or [_NO_SEQUENCE]
+            again = [Record(DELETE, first, b"".join(pages_back))]
+            self._append(again + [Record(DELETE, key, b"") for key in others])
+        self._apply((SEQUENCE, key, meta, _NOWHERE) for key, meta in sequences.items())
 
     def _checkpoint(self) -> Position | None:
         """How far the index says that the segments are indexed."""
