@@ -28,10 +28,10 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph rooms test test-all \
-	test-avx512 test-browser test-mutation test-neon test-slurm lint clean
+	test-avx512 test-browser test-mutation test-neon test-power-cuts test-slurm lint clean
 
 help:  ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 	@echo "  A single stage again:  $(PY) -m snakemake --cores 1 --forcerun m1"
 
 setup:  ## .venv with the pinned dependencies and the compiled kernels; quick when it is there
@@ -96,6 +96,9 @@ test-neon: setup  ## the vector kernels as AArch64 runs them, under QEMU (says w
 
 test-avx512: setup  ## the kernels of sixteen lanes, on a CPU that has them, emulated (says what it needs)
 	@$(PY) -m pytest tests/native -m avx512 $(ARGS)
+
+test-power-cuts: setup  ## 200 power cuts a cold store, a few minutes; SEED=2 for others
+	@SEED=$(or $(SEED),1) $(PY) -m pytest tests/unit/test_cold_crash.py -m slow -s $(ARGS)
 
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)
