@@ -97,7 +97,7 @@ test-neon: setup  ## the vector kernels as AArch64 runs them, under QEMU (says w
 test-avx512: setup  ## the kernels of sixteen lanes, on a CPU that has them, emulated (says what it needs)
 	@$(PY) -m pytest tests/native -m avx512 $(ARGS)
 
-test-power-cuts: setup  ## 200 power cuts a cold store, a few minutes; SEED=2 for others
+test-power-cuts: setup  ## 200 power cuts a cold store, ten minutes; SEED=2 for others
 	@SEED=$(or $(SEED),1) $(PY) -m pytest tests/unit/test_cold_crash.py -m slow -s $(ARGS)
 
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes

@@ -143,7 +143,7 @@ def _translate(error: Exception, path: Path, advice: str, writing: bool) -> Exce
 def _with_its_file(text: str, path: Path) -> str:
     """What RocksDB says of damage, with the files that may have it where it names none."""
     text = _MANIFEST_BLAMED.sub("", text)
-    if _NAMED.search(text):
+    if _NAMED.search(text) or "CURRENT" in text or "MANIFEST" in text:
         return text
     suffix = ".blob" if "blob" in text.lower() else ".sst"
     suspects = ", ".join(sorted(file.name for file in path.glob(f"*{suffix}")))

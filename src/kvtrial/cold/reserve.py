@@ -25,7 +25,7 @@ _STEP_BYTES, _LARGE_STEP_BYTES = 1 << 20, 16 << 20
 def index_bytes(index: Path) -> int:
     """Bytes that RocksDB may have to write again as it opens: its log, and its tables without the blobs."""
     total = 0
-    with suppress(FileNotFoundError), os.scandir(index) as files:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(index) as files:
         for file in files:
             with suppress(FileNotFoundError):  # RocksDB removes some meanwhile
                 total += 0 if file.name.endswith(".blob") else file.stat().st_size

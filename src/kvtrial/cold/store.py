@@ -115,8 +115,8 @@ class ColdStore(ABC):
 
     def _open_with_room(self) -> None:
         """On a full disk the reserve is what RocksDB opens with."""
-        self._reserve.make_room(self._index_bytes())
         try:
+            self._reserve.make_room(self._index_bytes())
             self._open()
         except ColdError as error:
             full = DiskFull in (type(error), type(error.__cause__))
@@ -124,7 +124,7 @@ class ColdStore(ABC):
                 raise
             self._open()
         except OSError as error:
-            raise of_disk(error, self.path, "opened") from error
+            raise of_disk(error, error.filename or self.path, "made or opened") from error
 
     # ---- what a kind of store adds
 
