@@ -170,6 +170,20 @@ def test_a_disk_that_does_not_say_that_it_is_full_has_its_opener_use_the_reserve
     assert lean == [False, True]
 
 
+def test_a_folder_in_the_reserves_place_is_in_nobodys_way_but_a_spills(kind, store, tmp_path, free):
+    with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+        cold.spill(store.filled(P), np.arange(P))
+    (tmp_path / "cold" / reserve.NAME).unlink()
+    (tmp_path / "cold" / reserve.NAME).mkdir()
+    free["bytes"] = 0
+    with open_cold(kind, tmp_path / "cold", store.identity()) as cold:
+        with pytest.raises(errors.Unreadable, match=r"RESERVE can't be extended"):
+            cold.spill(store.filled(P, seed=1), np.arange(P) + 100)
+        assert cold.contains(np.arange(P)) == P
+        assert cold.delete(np.arange(P))
+        cold.gc()
+
+
 def test_gc_does_not_begin_to_move_what_there_is_no_room_for(store, tmp_path, free):
     with open_cold("Z2", tmp_path / "cold", store.identity()) as cold:
         for n in range(3):

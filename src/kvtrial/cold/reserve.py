@@ -92,12 +92,13 @@ class Reserve:
             self.give_up()
 
     def give_up(self) -> bool:
-        """Give the room back; whether there was any."""
-        had = self.nbytes > 0
-        if had:
+        """Give the room back; whether there was any, and it could be."""
+        try:
             self.path.unlink()
-            self.given_up = True
-        return had
+        except OSError:  # none is there, or it is no file of ours
+            return False
+        self.given_up = True
+        return True
 
     def take_again(self, index_nbytes: int) -> None:
         """If it was given up, hold what there is room for by now: others may want that too."""
