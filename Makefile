@@ -30,10 +30,10 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph rooms test test-all \
-	test-browser test-mutation test-neon test-slurm lint clean
+	test-browser test-mutation test-neon test-power-cuts test-slurm lint clean
 
 help:  ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 	@echo "  A single stage again:  $(PY) -m snakemake --cores 1 --forcerun m1"
 
 setup:  ## .venv with the pinned dependencies and the compiled kernels; quick when it is there
@@ -95,6 +95,9 @@ test-all: setup model test-slurm test-browser test-neon  ## all tests
 
 test-neon: setup  ## the vector kernels as AArch64 runs them, under QEMU (says what it needs)
 	@$(PY) -m pytest tests/native -m neon $(ARGS)
+
+test-power-cuts: setup  ## 200 power cuts a cold store, ten minutes; SEED=2 for others
+	@SEED=$(or $(SEED),1) $(PY) -m pytest tests/unit/test_cold_crash.py -m slow -s $(ARGS)
 
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)

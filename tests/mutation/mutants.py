@@ -372,7 +372,7 @@ COLD = [
         "fsync: of the name of RocksDB's folder",
         _Z1,
         "src/kvtrial/cold/index.py",
-        "        disk.make_dir(path)\n",
+        "        disk.make_dir(path, disk.FOLDER_MODE)\n",
         "        path.mkdir(exist_ok=True)\n",
         f"{_DURABLE}::test_what_is_acknowledged_is_durable[Z1]",
     ),

@@ -53,6 +53,33 @@ def test_every_fault_of_the_matrix_leaves_every_promise_kept(kind, tmp_path):
     assert syncs == [1] * 6
 
 
+POWER_CUTS = ("power cut", "torn write", "killed, then power cut", "power cut in the repair")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Z1", "Z2"])
+def test_two_hundred_power_cuts_lose_nothing_and_keep_no_store_from_opening(kind, tmp_path):
+    """``make test-power-cuts``: a filesystem that forgets what was not synced, and small segments."""
+    code = f"""
+    from kvtrial.cold import segments
+    from kvtrial.measure.cold import crash
+    segments.SEGMENT_BYTES = crash.SMALL_SEGMENT_BYTES
+    for name in {POWER_CUTS}:
+        found = crash.rounds_of(name, "{kind}", folder, 50, int(os.environ.get("SEED", "1")))
+        problems = [problem for round in found for problem in round.problems]
+        refused = [problem for problem in problems if problem.partition(":")[0].isidentifier()]
+        lost = [problem for problem in problems if problem not in refused]
+        out.append([name, len(found), sum(r.acknowledged for r in found), lost, refused])
+    """
+    rounds = python(code, tmp_path / "cuts")
+    for name, cuts, acknowledged, lost, refused in rounds:
+        print(f"{kind} {name}: {cuts} cuts, {acknowledged} sequences acknowledged, {len(lost)} lost, "
+              f"{len(refused)} refused")  # fmt: skip
+    assert sum(cuts for _, cuts, *_ in rounds) == 200
+    assert min(acknowledged for _, _, acknowledged, *_ in rounds) > 0
+    assert [problem for *_, lost, refused in rounds for problem in lost + refused] == []
+
+
 def test_without_a_failing_disk_those_rounds_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(crash, "rounds_of", lambda name, *_: [])
     monkeypatch.setattr(faults, "available", lambda: False)

@@ -39,9 +39,10 @@ class Watched:
 
     @property
     def at_risk(self) -> set[Path]:
-        """All but the lock file, which means nothing after a power cut."""
+        """All but the lock file and the reserve, which mean nothing after a power cut."""
         found = self.bytes_at_risk | self.names_at_risk
-        return {path for path in found if path.name != "LOCK" and path.is_relative_to(self.root)}
+        said = {path for path in found if path.name not in ("LOCK", "RESERVE")}
+        return {path for path in said if path.is_relative_to(self.root)}
 
     @staticmethod
     def _seen(call: Callable[..., Any], effect: Callable[..., None]) -> Callable[..., Any]:

@@ -451,6 +451,23 @@ def test_what_a_spills_own_progress_deletes_or_collects_costs_it_nothing(kind, f
         assert cold.contains(shared) == 2 * P and cold.verify() == []
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_deletion_that_was_cut_off_is_done_again(folder, store, kept):
+    """The index had heard of it, so it was durable once."""
+    spilled("Z2", folder, store, *range(1 + kept))
+    segment = folder / "segments" / "00000001.seg"
+    with open_cold("Z2", folder, store.identity()) as cold:
+        assert cold.delete(tokens(2 * P, kept))
+    os.truncate(segment, segment.stat().st_size - 1)
+    for again in (False, True):
+        with open_cold("Z2", folder, store.identity()) as cold:
+            assert cold.recovered.rebuilt
+            assert [restored(cold, store, n) for n in range(1 + kept)] == [2 * P] * kept + [0]
+            assert len(cold.catalogue()) == kept and cold.verify() == []
+        if not again:
+            shutil.rmtree(folder / "index")  # the segments say so too
+
+
 @pytest.mark.parametrize("gone", ["a byte", "the file"])
 def test_bytes_that_were_there_once_are_missed(folder, store, gone):
     """A sync is older than what the index says of it, so no crash takes them away."""
@@ -705,13 +722,20 @@ def test_too_many_open_files_is_said_and_costs_nothing(folder, store, monkeypatc
 
 
 def test_what_is_said_to_a_model_can_be_read_by_its_owner_alone(kind, folder, store):
+    inside = ["index", "segments"] if kind == "Z2" else ["index"]
     before = os.umask(0o022)
     try:
         spilled(kind, folder, store, 0)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        # A folder that was there, or was made by a version that left it open.
+        for path in (folder, *(folder / name for name in inside)):
+            path.chmod(0o755)
+        spilled(kind, folder, store, 1)
     finally:
         os.umask(before)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    ours = [folder / "FORMAT.json", folder / "LOCK", *folder.rglob("*.seg")]
+    assert {(folder / name).stat().st_mode & 0o777 for name in inside} == {0o700}
+    # RocksDB's files are what the umask says, behind a folder that nobody else may enter.
+    ours = {path for path in folder.iterdir() if path.is_file()} | {*folder.rglob("*.seg")}
     assert {path.stat().st_mode & 0o777 for path in ours} == {0o600}
 
 
@@ -775,3 +799,43 @@ def test_what_another_spills_while_verify_looks_is_no_damage(folder, store, monk
         looked.set()
         spill.join()
         assert found == [] and [restored(cold, store, n) for n in (0, 1)] == [2 * P, 2 * P]
+
+
+@pytest.mark.parametrize("suffix", [".sst", ".blob"])
+def test_damage_below_rocksdb_is_said_of_the_files_that_may_have_it(folder, store, suffix):
+    """RocksDB blamed its manifest, whose every sum is right, and named no blob file."""
+    spilled("Z1", folder, store, 0)
+    table = next(p for p in (folder / "index").iterdir() if p.suffix == suffix)
+    data = bytearray(table.read_bytes())
+    data[-60 if suffix == ".sst" else len(data) // 2] ^= 4  # of a table: its footer and index
+    table.write_bytes(data)
+    with (
+        pytest.raises(errors.CorruptIndex) as damaged,
+        open_cold("Z1", folder, store.identity()) as cold,
+    ):
+        cold.restore(tokens(2 * P), store.open_session())
+    assert table.name in str(damaged.value) and "MANIFEST" not in str(damaged.value)
+    opened = suffix == ".blob"
+    assert ("run verify()" if opened else "put the file back from a copy") in str(damaged.value)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_in_close_leaves_no_lock(kind, folder, store, monkeypatch, when):
+    cold = open_cold(kind, folder, store.identity())
+    cold.spill(store.filled(2 * P), tokens(2 * P))
+    close, calls = cold._index.close, []
+
+    def interrupted():
+        calls.append(when)
+        if len(calls) == 1 and when == "before":
+            raise KeyboardInterrupt
+        close()
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cold._index, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cold.close()
+    cold.close()
+    with open_cold(kind, folder, store.identity()) as again:
+        assert restored(again, store, 0) == 2 * P

@@ -17,7 +17,8 @@ from kvtrial.contract import Unsupported
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.engine.transformer import Model, greedy
-from kvtrial.tools.generate import Continuation
+from kvtrial.tools import generate
+from kvtrial.tools.generate import BLOCK_TOKENS, Continuation
 
 TINY = Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf"
 P = 16
@@ -87,9 +88,23 @@ def test_a_session_restored_in_a_new_process_decodes_bitwise_the_same(rows, tmp_
     assert length == rows + 7
 
 
-def continued(text, folder, **kwargs):
-    made = Continuation(text, model=str(TINY), tokens=6, store="K1", cold=folder, **kwargs)
+def continued(text, folder, store="K1"):
+    made = Continuation(text, model=str(TINY), tokens=6, store=store, cold=folder)
     return "".join(made), made
+
+
+def recorded(text, folder, monkeypatch, **kwargs):
+    """The text, every step's logits as bytes, and the continuation."""
+    logits = []
+
+    def recording(found):
+        logits.append(found.tobytes())
+        return greedy(found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generate, "greedy", recording)
+        made, continuation = continued(text, folder, **kwargs)
+    return made, logits, continuation
 
 
 def test_a_known_text_is_restored_and_goes_on_the_same(tmp_path):
@@ -100,13 +115,13 @@ def test_a_known_text_is_restored_and_goes_on_the_same(tmp_path):
     assert made.spilled.pages_written > 0 and made.spilled.pages_shared == 0
     again, known = continued(text, tmp_path / "cold")
     assert again == plain
-    prompt = len(known._prompt)
-    assert prompt - P <= known.restored.tokens < prompt
+    whole = (len(known._prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert known.restored.tokens == made.spilled.rows == whole > 0
     assert known.restored.restore_ms > 0 and known.restored.prefill_ms > 0
     assert known.spilled.pages_written == 0
     longer, more = continued(text + "and more", tmp_path / "cold")
     assert longer == continued(text + "and more", None)[0]
-    assert more.restored.tokens >= prompt - P
+    assert more.restored.tokens >= whole
 
 
 def test_rows_that_other_activations_computed_are_a_miss(tmp_path):
@@ -123,17 +138,58 @@ def test_rows_that_other_activations_computed_are_a_miss(tmp_path):
     assert found == continued(text, None)[0]
 
 
-def test_a_prompt_of_whole_pages_is_decoded_from_its_last_position(tmp_path):
-    text = next(
-        text
-        for n in range(20, 200)
-        if len(Continuation(text := "a b" * n, model=str(TINY), tokens=1)._prompt) % P == 0
-    )
+@pytest.mark.parametrize("store", ["K1", "K1T", "K2", "K3"])
+def test_every_bit_of_the_logits_is_that_of_a_text_without_a_cold_store(
+    store, tmp_path, monkeypatch
+):
+    """Rows that a prefill made from position 16 on, or that were decoded, gave another text."""
+    text = "a b c " * 60
+    known = len(continued(text[:90], tmp_path / "cold", store=store)[1]._prompt)
+    assert known % BLOCK_TOKENS % P != 0
+    answer, plain, _ = recorded(text, None, monkeypatch, store=store)
+    _, restored, made = recorded(text, tmp_path / "cold", monkeypatch, store=store)
+    assert made.restored.tokens == BLOCK_TOKENS and restored == plain
+    # A text that goes on with what was made before.
+    text += answer + "d" * 70
+    _, plain, _ = recorded(text, None, monkeypatch, store=store)
+    _, restored, made = recorded(text, tmp_path / "cold", monkeypatch, store=store)
+    assert made.restored.tokens >= 2 * BLOCK_TOKENS and restored == plain
+
+
+def test_a_text_of_no_whole_block_leaves_nothing(tmp_path):
+    encode = Model.from_gguf(read_gguf(TINY)).tokenizer.encode
+    tried = ("a b" * n + "b" * m for n in range(200) for m in range(3))
+    text = next(text for text in tried if len(encode(text)) == BLOCK_TOKENS)
     plain, _ = continued(text, None)
-    continued(text, tmp_path / "cold")
-    again, known = continued(text, tmp_path / "cold")
-    assert again == plain
-    assert known.restored.tokens == len(known._prompt) - 1
+    made, nothing = continued(text, tmp_path / "cold")
+    assert made == plain and nothing.spilled is None
+    _, one_more = continued(text + "a b", tmp_path / "cold")
+    assert one_more.restored is None and one_more.spilled.rows == BLOCK_TOKENS
+
+
+def test_an_interrupt_leaves_the_prompt(tmp_path):
+    made = Continuation("abc " * 40, model=str(TINY), tokens=6, store="K1", cold=tmp_path / "cold")
+    pieces = iter(made)
+    next(pieces)
+    pieces.close()
+    whole = (len(made._prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert made.spilled.rows == whole
+    assert continued("abc " * 40, tmp_path / "cold")[1].restored.tokens == whole
+
+
+def test_an_interrupted_prefill_leaves_what_it_finished(tmp_path, monkeypatch):
+    prefill = Model.prefill
+
+    def interrupted(model, session, ids, **kwargs):
+        prefill(model, session, ids[:BLOCK_TOKENS], **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "prefill", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            continued("abc " * 80, tmp_path / "cold")
+    _, known = continued("abc " * 80, tmp_path / "cold")
+    assert known.restored.tokens == BLOCK_TOKENS < known.spilled.rows
 
 
 def test_a_store_that_can_not_spill_is_refused(tmp_path):
@@ -148,7 +204,9 @@ def test_the_command_says_what_it_saved(tmp_path):
     runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
     assert runs[0].stdout == runs[1].stdout
     assert "restored" not in runs[0].stderr
-    assert re.search(r"\d+ tokens in .*cold: \d+ pages written, 0 were there", runs[0].stderr)
+    assert re.search(
+        r"\d+ tokens of the prompt in .*cold: \d+ pages written, 0 were there", runs[0].stderr
+    )
     assert re.search(
         r"\d+ tokens of the prompt restored in [\d.]+ ms instead of computed in about \d+ ms: "
         r"-?\d+ ms saved",

@@ -13,6 +13,7 @@ values, Z2 in append-only segment files. Read `store` first.
 `records`, `segments`  Z2's files: their form, writing and reading (``_reader.pyx``)
 `recovery`             Z2 opened after a crash; `rockslog` looks RocksDB's log over (``_crc32c.pyx``)
 `folder`, `disk`       what lies in a folder; reads, writes and syncs, the last counted
+`reserve`              room that is held for the day the disk is full
 `forks`                what a fork makes of open stores
 `ahead`                the next piece of work is done while the last one is used
 `reports`, `errors`    what the verbs tell, and what they raise

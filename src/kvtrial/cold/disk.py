@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -107,6 +108,30 @@ def names(path: Path) -> list[str]:
         raise of_disk(error, path, "listed") from error
 
 
+def next_data(fd: int, offset: int) -> int:
+    """Where bytes that were written come next; a hole, which reads as zeros, may be very large."""
+    if not hasattr(os, "SEEK_DATA"):
+        return offset
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a filesystem without holes
+            return offset
+        return max(offset, os.fstat(fd).st_size)
+
+
+def read_short(path: Path, nbytes: int) -> bytes:
+    """A file's first bytes. What is no file (a pipe, say) is an error, and is not waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        data = bytearray(nbytes)
+        return bytes(data[: read_into(fd, [data], 0)])
+    finally:
+        os.close(fd)
+
+
 def make_dir(path: Path, mode: int = 0o777) -> None:
     """Create ``path`` (``mode``) and its missing parents, each durable in its own parent.
 
@@ -122,6 +147,13 @@ def make_dir(path: Path, mode: int = 0o777) -> None:
     fsync_dir(path.parent)
 
 
+def shut(path: Path) -> None:
+    """Leave a folder to its owner alone: RocksDB makes its files as the umask says."""
+    mode = path.stat().st_mode
+    if mode & 0o077:
+        path.chmod(mode & 0o700)
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write beside, sync, rename, sync the folder: afterwards the file is there, whole."""
     beside = path.with_name(f".{path.name}.new")
@@ -133,6 +165,27 @@ def write_file(path: Path, data: bytes) -> None:
         os.close(fd)
     beside.replace(path)
     fsync_dir(path.parent)
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that may be written to the filesystem of a folder, as far as it says; a quota it doesn't."""
+    try:
+        room = os.statvfs(path)
+    except OSError:  # a folder that was taken away: who writes to it will say so
+        return 1 << 63
+    return room.f_bavail * room.f_frsize if room.f_blocks else 1 << 63
+
+
+def allocate(path: Path, nbytes: int) -> None:
+    """Give a file so many bytes of the disk, made where it is missing; what they are is of no matter."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, nbytes)
+        else:  # macOS
+            write_all(fd, [bytes(nbytes)], 0)
+    finally:
+        os.close(fd)
 
 
 def lock(path: Path) -> int:

@@ -21,6 +21,8 @@ from kvtrial.cold.records import checksum
 #: each segment, a sum in the format file.
 FORMAT = 3
 _FORMAT_FILE = "FORMAT.json"
+#: What is longer is no format file.
+_FORMAT_BYTES = 4096
 _LOCK_FILE = "LOCK"
 #: Of a path at which nothing can be made, whatever the disk is like: below /proc, too long, a circle of links.
 _NO_PATH = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
@@ -100,14 +102,14 @@ def kind_of(path: Path) -> str | None:
 def _written(file: Path) -> dict[str, Any] | None:
     """What the format file says, None where there is none."""
     try:
-        data = file.read_bytes()
+        data = disk.read_short(file, _FORMAT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise of_disk(error, file, "read") from error
     try:
         written = json.loads(data.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ForeignStore(f"{file} is no JSON ({error}); use another folder") from None
     if not isinstance(written, dict):
         raise ForeignStore(f"{file} holds {written!r}; use another folder")

@@ -30,11 +30,17 @@ FAMILIES = ("prefix", "pages", "snapshots", "ledger")
 MIN_BLOB_BYTES = 1024
 #: Files that RocksDB keeps open.
 OPEN_FILES = 64
+#: Bytes that are logged before they are written out, where the values are small (Z2): what is in the log is
+#: written once more as a store opens, for which a full disk has to have room.
+_SMALL_BUFFER_BYTES = 4 << 20
+#: How long RocksDB's log may grow on a full disk. It takes the room for all of it beforehand.
+_LEAN_LOG_BYTES = 1 << 20
 
 #: Which part of the blob files, oldest first, a compaction rewrites: where RocksDB runs one by itself,
 #: its default, so that a spill doesn't write pages again and again; where `gc` asks for one, all.
 _AGE_CUTOFF = "blob_garbage_collection_age_cutoff"
-_BY_ITSELF, _ASKED_FOR = "0.25", "1.0"
+_BY_ITSELF, _ASKED_FOR, _NONE = "0.25", "1.0", "0.0"
+_BLOB_BYTES = "rocksdb.live-blob-file-size"
 
 #: What the system says through RocksDB that is said of no bytes: the store is sound.
 _OF_DISK = {
@@ -45,6 +51,11 @@ _OF_DISK = {
     "Operation not permitted": errno.EPERM,
     "Read-only file system": errno.EROFS,
 }
+_BEGIN_ANEW = "put the file back from a copy, or delete the store to begin anew"
+_NAME_AND_DELETE = "run verify(), delete() what it names, and spill that again"
+#: What RocksDB adds to damage of any file. `rockslog` has found the manifest sound before.
+_MANIFEST_BLAMED = re.compile(r"\s*The file \S*MANIFEST-\d+ may be corrupted\.")
+_NAMED = re.compile(r"\w+\.(sst|blob|log)\b")
 _WAL_SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 _GET_US = re.compile(r"rocksdb\.db\.get\.micros .* SUM : (\d+)")
 _SEQUENCE = struct.Struct("<QdI")
@@ -79,7 +90,7 @@ class SpilledSequence:
         return cls(rows, created, tuple(keys))
 
 
-def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
+def _options(truth: bool, blobs: bool = False, lean: bool = False) -> rocksdict.Options:
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
@@ -97,6 +108,11 @@ def _options(truth: bool, blobs: bool = False) -> rocksdict.Options:
     # Each opening leaves a file in each family. By levels, files whose keys don't overlap are moved down
     # and never merged, so that there is one for each spilled sequence in the end; by runs they are.
     options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
+    if not truth:
+        options.set_write_buffer_size(_SMALL_BUFFER_BYTES)
+    if lean:  # nothing is written that needn't be
+        options.set_max_total_wal_size(_LEAN_LOG_BYTES)
+        options.set_disable_auto_compactions(True)
     if blobs:
         options.set_enable_blob_files(True)
         options.set_min_blob_size(MIN_BLOB_BYTES)
@@ -121,7 +137,17 @@ def _translate(error: Exception, path: Path, advice: str, writing: bool) -> Exce
         return Unreadable(
             errno.EIO, f"{path}: {text}; nothing was changed; check the disk, then try again"
         )
-    return CorruptIndex(f"{path}: {text}; {advice}")
+    return CorruptIndex(f"{path}: {_with_its_file(text, path)}; {advice}")
+
+
+def _with_its_file(text: str, path: Path) -> str:
+    """What RocksDB says of damage, with the files that may have it where it names none."""
+    text = _MANIFEST_BLAMED.sub("", text)
+    if _NAMED.search(text) or "CURRENT" in text or "MANIFEST" in text:
+        return text
+    suffix = ".blob" if "blob" in text.lower() else ".sst"
+    suspects = ", ".join(sorted(file.name for file in path.glob(f"*{suffix}")))
+    return f"{text} in {suspects}" if suspects else text
 
 
 class Batch:
@@ -148,19 +174,20 @@ class Index:
     path : Path
     blobs : bool
         Keep large values of ``pages`` in blob files.
+    lean : bool
+        The disk is full: write as little as may be.
     """
 
-    def __init__(self, path: Path, blobs: bool) -> None:
+    def __init__(self, path: Path, blobs: bool, lean: bool = False) -> None:
         self.path = path
         # RocksDB syncs its folder and not the name of it; without the name all would be lost.
-        disk.make_dir(path)
-        self._advice = (
-            "run verify(), delete() what it names, and spill that again"
-            if blobs
-            else "delete this folder and reopen the store, which rebuilds it from the segments"
-        )
-        families = {name: _options(blobs, blobs and name == "pages") for name in FAMILIES}
-        self._options = _options(blobs)
+        disk.make_dir(path, disk.FOLDER_MODE)
+        disk.shut(path)
+        again = "delete this folder and reopen the store, which rebuilds it from the segments"
+        # What does not open can't be verified either.
+        self._advice = _BEGIN_ANEW if blobs else again
+        families = {name: _options(blobs, blobs and name == "pages", lean) for name in FAMILIES}
+        self._options = _options(blobs, lean=lean)
         self._options.enable_statistics()
         forks.use_rocksdb()
         rockslog.refuse_damaged_manifest(path, self._advice)
@@ -170,6 +197,7 @@ class Index:
             self._db = rocksdict.Rdict(str(path), self._options, column_families=families)
         except Exception as error:
             raise self._ours(error) from error
+        self._advice = _NAME_AND_DELETE if blobs else again
         self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
         self.handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
 
@@ -254,12 +282,19 @@ class Index:
             raise self._ours(error, writing=True) from error
 
     def compact(self, family: str) -> None:
-        """Rewrite a family, blob files too, without what was deleted."""
+        """Rewrite a family, blob files too, without what was deleted.
+
+        Blob files that nobody needs go first. The others are written again where there is room for them.
+        """
         rewritten = self._families[family]
         try:
             rewritten.flush()
-            rewritten.set_options({_AGE_CUTOFF: _ASKED_FOR})
+            rewritten.set_options({_AGE_CUTOFF: _NONE})
             rewritten.compact_range(None, None)
+            blobs = rewritten.property_int_value(_BLOB_BYTES) or 0
+            if 0 < blobs < disk.free_bytes(self.path):
+                rewritten.set_options({_AGE_CUTOFF: _ASKED_FOR})
+                rewritten.compact_range(None, None)
             rewritten.set_options({_AGE_CUTOFF: _BY_ITSELF})
         except Exception as error:
             raise self._ours(error, writing=True) from error

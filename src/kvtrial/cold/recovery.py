@@ -8,6 +8,7 @@ it, which proves that it was whole once: that is `CorruptSegment`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 from kvtrial.cold import disk
@@ -16,6 +17,8 @@ from kvtrial.cold.records import FILE_HEADER_BYTES, HEADER_BYTES, MAGIC, FileHea
 from kvtrial.cold.segments import START, Position, ScannedRecord, SegmentLog
 
 _WINDOW = 1 << 20
+#: A record's magic and kind.
+_BEGINNING = re.compile(re.escape(MAGIC) + rb"[\x01-\x03]\0\0\0")
 
 
 def recover(log: SegmentLog, start: Position | None) -> Iterator[list[ScannedRecord]]:
@@ -80,15 +83,12 @@ def _later_behind(log: SegmentLog, at: Position) -> bool:
     window = bytearray(_WINDOW + HEADER_BYTES)
     while offset < size:
         n = log.read_raw(at.segment, window, offset)
-        data = bytes(window[:n])
-        place = data.find(MAGIC)
-        while 0 <= place < _WINDOW:
-            header = data[place : place + HEADER_BYTES]
+        for beginning in _BEGINNING.finditer(window, 0, n):
+            header = window[beginning.start() : beginning.start() + HEADER_BYTES]
             sound = Header.parse(header) if len(header) == HEADER_BYTES else None
             if sound is not None and sound.batch > at.batch:
                 return True
-            place = data.find(MAGIC, place + 1)
-        offset += _WINDOW
+        offset = disk.next_data(log.file(at.segment).fd, offset + _WINDOW)
     return False
 
 

@@ -26,6 +26,7 @@ BLOCK_BYTES = 32 << 10
 _HEADER = struct.Struct("<IHB")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 _MASK_DELTA = 0xA282EAD8
+_NAME_BYTES = 256
 _TYPE_AT = 6  # bytes from a fragment's beginning
 _BEGINNING = re.compile(rb"[\x01\x02]")  # a type: FULL or FIRST
 
@@ -79,13 +80,23 @@ def begins_behind(data: memoryview, at: int) -> int | None:
 
 
 def _newest(folder: Path, suffix: str) -> Path | None:
-    names = [name for name in disk.names(folder) if name.endswith(suffix)]
-    return folder / max(names, key=lambda name: int(name.removesuffix(suffix))) if names else None
+    """The file of the highest number; RocksDB leaves others alone."""
+    numbers = {
+        int(stem): name
+        for name in disk.names(folder)
+        if name.endswith(suffix) and (stem := name.removesuffix(suffix)).isdecimal()
+    }
+    return folder / numbers[max(numbers)] if numbers else None
 
 
 def _read(path: Path) -> memoryview:
     try:
         return memoryview(path.read_bytes())
+    except MemoryError:
+        raise CorruptIndex(
+            f"{path} has {path.stat().st_size} bytes, which don't fit into memory; put the file back from a "
+            "copy, or delete the store to begin anew"
+        ) from None
     except OSError as error:
         raise of_disk(error, path, "read") from error
 
@@ -126,9 +137,17 @@ def refuse_damaged_manifest(folder: Path, advice: str) -> None:
     for ever. One that the file's end cuts short is RocksDB's to forgive."""
     if "CURRENT" not in disk.names(folder):
         return
-    path = folder / bytes(_read(folder / "CURRENT")).decode("utf-8", "replace").strip()
-    if not path.is_file():
-        return  # RocksDB names it
+    try:
+        current = disk.read_short(folder / "CURRENT", _NAME_BYTES)
+        if len(current) == _NAME_BYTES:  # RocksDB would take all of it into memory
+            raise CorruptIndex(f"{folder / 'CURRENT'} is longer than a name; {advice}")
+        path = folder / current.decode("utf-8", "replace").strip()
+        if not path.is_file():
+            return  # RocksDB names it
+    except ValueError:
+        return  # and a name that can't be one
+    except OSError as error:
+        raise of_disk(error, folder / "CURRENT", "read") from error
     data = _read(path)
     end = whole_until(data)
     sound = end == len(data) or not any(data[end:]) or _cut_short(data, end)

@@ -7,6 +7,7 @@ where it is missing or speaks of bytes that are gone. So deletions are records t
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -42,9 +43,10 @@ class SegmentStore(ColdStore):
 
     def _open(self) -> None:
         folder = self.path / "segments"
-        disk.make_dir(folder)
+        disk.make_dir(folder, disk.FOLDER_MODE)
+        disk.shut(folder)
         self._log = SegmentLog(folder)
-        self._index = Index(self.path / "index", blobs=False)
+        self._index = Index(self.path / "index", blobs=False, lean=self._reserve.given_up)
         try:
             self._replay()
         except BaseException:
@@ -60,21 +62,35 @@ class SegmentStore(ColdStore):
         """Index the batches that the index has not seen."""
         said = self._checkpoint()
         start = said if said is not None and self._fits(said) else None
-        known: dict[bytes, bytes] = {}
+        sequences: dict[bytes, bytes] = {}
+        pages: set[bytes] = set()
         if start is None:
-            known = dict(self._index.items("snapshots"))
+            sequences = dict(self._index.items("snapshots"))
+            pages = {key for key, _ in self._index.items("prefix")}
             self._index.clear()
             self._log.recovered.rebuilt = bool(self._log.numbers())
         for batch in recover(self._log, start):
             self._apply((f.header.kind, f.header.key, f.meta, f.location) for f in batch)
-        # No crash takes synced bytes away. Where the index knew of more than is there, what it knew
-        # stays listed, so that `verify` names what is lost.
-        if known and said is not None and said.batch > self._log.end.batch:
-            self._apply((SEQUENCE, key, meta, _NOWHERE) for key, meta in known.items())
+        if start is None and said is not None and said.batch > self._log.end.batch:
+            self._believe(sequences, pages)
         if start is None:
             # What the index said before must not come back by a power cut, to be believed of segments
             # that have grown since.
             self._index.sync()
+
+    def _believe(self, sequences: dict[bytes, bytes], pages: set[bytes]) -> None:
+        """Make up for batches that the index knew of and the segments no longer have.
+
+        No crash takes synced bytes away. A sequence that is lost stays listed, so that `verify` names it; a
+        deletion that is lost is done again.
+        """
+        back = [key for key, _ in self._index.items("snapshots") if key not in sequences]
+        pages_back = [key for key, _ in self._index.items("prefix") if key not in pages]
+        if back or pages_back:
+            first, *others = back or [_NO_SEQUENCE]
+            again = [Record(DELETE, first, b"".join(pages_back))]
+            self._append(again + [Record(DELETE, key, b"") for key in others])
+        self._apply((SEQUENCE, key, meta, _NOWHERE) for key, meta in sequences.items())
 
     def _checkpoint(self) -> Position | None:
         """How far the index says that the segments are indexed."""
@@ -108,6 +124,7 @@ class SegmentStore(ColdStore):
                     puts.delete("prefix", meta[i : i + 32])
                     puts.delete("pages", meta[i : i + 32])
         puts.put("ledger", b"checkpoint", _CHECKPOINT.pack(*self._log.end))
+        self._reserve.make_room(self._index_bytes())  # what is durable has to be indexed
         try:
             self._index.write(puts, sync=False)
         except ColdError as error:
@@ -119,6 +136,9 @@ class SegmentStore(ColdStore):
     def _append(self, records: Sequence[Record]) -> None:
         locations = self._log.append(records)
         self._apply((r.kind, r.key, r.meta, where) for r, where in zip(records, locations))
+
+    def _logged_bytes(self, pages: Sequence[Page]) -> int:
+        return 0  # the index has places alone
 
     def _write(self, pages: Sequence[Page], snapshot: SpilledSequence | None) -> None:
         records = [Record(PAGE, p.key, p.meta.encode(), p.payload) for p in pages]
@@ -155,7 +175,7 @@ class SegmentStore(ColdStore):
         self._append([Record(DELETE, key, b"".join(page_keys))])
 
     def _reclaim(self, progress: Progress) -> None:
-        """Move what is live out of mostly dead segments, oldest first, and remove those.
+        """Move what is live out of mostly dead segments, those with the least first, and remove those.
 
         Others come in between the steps. What they add goes to the end of the log, never into a
         segment that is being emptied, and whether a record is live is asked as it is moved.
@@ -172,15 +192,28 @@ class SegmentStore(ColdStore):
             ]
             if dead and dead[-1] == self._log.end.segment:
                 self._log.sealed = True
-        stuck: CorruptSegment | None = None
+            # What needs no room gives some to the others.
+            dead.sort(key=lambda number: live[number])
+        stuck: ColdError | None = None
         for n, number in enumerate(dead, start=1):
             try:
+                self._refuse_without_room(live[number])
                 self._empty(number)
-            except CorruptSegment as error:
+            except (CorruptSegment, DiskFull) as error:
                 stuck = stuck or error  # that one stays, and is in no other's way
             progress(n, len(dead))
         if stuck is not None:
             raise stuck
+
+    def _refuse_without_room(self, live_bytes: int) -> None:
+        """`DiskFull` where what has to be moved out of a segment would fill the disk before that is gone."""
+        free = disk.free_bytes(self.path)
+        if live_bytes and free < live_bytes + self._index_bytes():
+            raise DiskFull(
+                errno.ENOSPC,
+                f"{self._log.folder}: {live_bytes} bytes of a segment are still needed, and {free} are "
+                "free to move them to; delete() more sequences and run gc again, or free space",
+            )
 
     def _empty(self, number: int) -> None:
         """Write what is live in a segment again, and remove it."""

@@ -51,7 +51,7 @@ SEGMENT_BYTES = 256 << 20
 #: Segment files that are kept open.
 OPEN_FILES = 64
 
-_NAME = re.compile(r"[0-9]{8,}\.seg")
+_NAME = re.compile(r"[0-9]{8,9}\.seg")  # a `Location` has 32 bits for it
 _ENDS = "the file ends inside the record"
 
 

@@ -38,12 +38,20 @@ from typing import Any
 
 from kvtrial.cold import disk, folder, forks, keys
 from kvtrial.cold.ahead import ahead
-from kvtrial.cold.errors import ColdError, CorruptIndex, StoreClosed, StorePoisoned
+from kvtrial.cold.errors import (
+    ColdError,
+    CorruptIndex,
+    DiskFull,
+    StoreClosed,
+    StorePoisoned,
+    of_disk,
+)
 from kvtrial.cold.index import Index, SpilledSequence
 from kvtrial.cold.keys import Identity, PageKey
 from kvtrial.cold.page import Page, PageMeta, content_address, valid_rows
 from kvtrial.cold.prefix import Stored, longest, refuse_other_holes, stored
 from kvtrial.cold.reports import Damage, Entry, RestoreTimes, SpillReport
+from kvtrial.cold.reserve import Reserve, index_bytes
 from kvtrial.cold.sessions import refuse_other, take, validity
 from kvtrial.contract import InvalidArgument, KVSession, callback, integer
 
@@ -87,9 +95,10 @@ class ColdStore(ABC):
         #: Pages of the spill that is under way: its progress may call `delete` and `gc`.
         self._in_use: set[bytes] = set()
         self._process = os.getpid()
+        self._reserve = Reserve(path)
         self._lock_fd = folder.claim(path, self.kind)
         try:
-            self._open()
+            self._open_with_room()
         except BaseException:
             os.close(self._lock_fd)
             raise
@@ -104,6 +113,19 @@ class ColdStore(ABC):
             )
         return self._identity
 
+    def _open_with_room(self) -> None:
+        """On a full disk the reserve is what RocksDB opens with."""
+        try:
+            self._reserve.make_room(self._index_bytes())
+            self._open()
+        except ColdError as error:
+            full = DiskFull in (type(error), type(error.__cause__))
+            if not full or not self._reserve.give_up():
+                raise
+            self._open()
+        except OSError as error:
+            raise of_disk(error, error.filename or self.path, "made or opened") from error
+
     # ---- what a kind of store adds
 
     _index: Index
@@ -115,6 +137,10 @@ class ColdStore(ABC):
     @abstractmethod
     def _write(self, pages: Sequence[Page], snapshot: SpilledSequence | None) -> None:
         """Make one batch durable (one fsync), then visible."""
+
+    @abstractmethod
+    def _logged_bytes(self, pages: Sequence[Page]) -> int:
+        """Bytes that RocksDB logs of a batch."""
 
     @abstractmethod
     def _reader(self, stored: Sequence[Stored]) -> Reader:
@@ -186,6 +212,7 @@ class ColdStore(ABC):
             with self._using_pages(snapshot.page_keys), ahead(take_all, batches) as taken:
                 for n, pages in enumerate(taken, start=1):
                     last = n == len(batches)
+                    self._reserve.hold(self._index_bytes(), self._logged_bytes(pages))
                     self._poisoning(self._write, pages, snapshot if last else None)
                     payload_bytes += sum(page.meta.payload_nbytes for page in pages)
                     progress(min(n * batch_pages, len(missing)), len(missing))
@@ -280,6 +307,7 @@ class ColdStore(ABC):
             if data is None:
                 return False
             snapshot = SpilledSequence.decode(data)
+            self._reserve.make_room(self._index_bytes())
             kept = self._needed(but=snapshot.key)
             unshared = [k for k in snapshot.page_keys if k not in kept]
             self._poisoning(self._drop, snapshot, unshared)
@@ -313,12 +341,14 @@ class ColdStore(ABC):
             return 0
         try:
             before = self.disk_bytes()
+            self._reserve.make_room(self._index_bytes())
             with self._using():
                 kept = self._needed()
                 orphans = [k for k, _ in self._index.items("prefix") if k not in kept]
                 if orphans:
                     self._poisoning(self._drop, None, orphans)
             self._reclaim(progress or _silent)
+            self._reserve.take_again(self._index_bytes())
             return before - self.disk_bytes()
         finally:
             self._collecting.release()
@@ -396,8 +426,11 @@ class ColdStore(ABC):
         return ""
 
     def disk_bytes(self) -> int:
-        """Bytes of the store's files."""
-        return _size(self.path.rglob("*"))
+        """Bytes of the store's files, without the room that it holds for a full disk."""
+        return _size(p for p in self.path.rglob("*") if p != self._reserve.path)
+
+    def _index_bytes(self) -> int:
+        return index_bytes(self.path / "index")
 
     def index_bytes(self) -> int:
         """Bytes of the RocksDB folder without the blob files that hold Z1's pages."""
@@ -425,7 +458,9 @@ class ColdStore(ABC):
                 return
             self._closed = True
             try:
+                self._reserve.make_room(self._index_bytes())
                 self._close()
+                self._reserve.take_again(self._index_bytes())
             except ColdError:
                 # A poisoned store has said so already; what it acknowledged is on the disk.
                 if self._poison is None:

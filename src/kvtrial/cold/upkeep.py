@@ -5,6 +5,7 @@ None of it needs a model, and a folder that holds no store is left as it is.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +32,20 @@ _SHOWN = 16  # digits of a key; a store takes any beginning that fits one sequen
 
 
 def _catalogue(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
-    return {"sequences": [entry._asdict() for entry in cold.catalogue()]}
+    sequences = [entry._asdict() for entry in cold.catalogue()]
+    for entry in sequences:  # JSON has no word for what a clock may have said
+        entry["created"] = entry["created"] if math.isfinite(entry["created"]) else None
+    return {"sequences": sequences}
+
+
+def _local_time(created: float | None) -> str:
+    """For people; a clock may have said what no calendar has."""
+    if created is None:
+        return "?"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created))
+    except (OverflowError, ValueError, OSError):
+        return "?"
 
 
 def _verify(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
@@ -146,6 +160,6 @@ def _table(sequences: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("spilled")
     for entry in sequences:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["created"]))
+        when = _local_time(entry["created"])
         table.add_row(entry["key"][:_SHOWN], str(entry["rows"]), str(entry["pages"]), when)
     return table

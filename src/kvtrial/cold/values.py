@@ -18,7 +18,10 @@ class ValueStore(ColdStore):
     kind = "Z1"
 
     def _open(self) -> None:
-        self._index = Index(self.path / "index", blobs=True)
+        self._index = Index(self.path / "index", blobs=True, lean=self._reserve.given_up)
+
+    def _logged_bytes(self, pages: Sequence[Page]) -> int:
+        return sum(page.meta.payload_nbytes for page in pages)
 
     def _write(self, pages: Sequence[Page], spilled: SpilledSequence | None) -> None:
         batch = Batch(self._index)

@@ -116,7 +116,7 @@ def decide(args: argparse.Namespace) -> int:
 
 def generate(args: argparse.Namespace) -> None:
     """kvtrial generate TEXT"""
-    from kvtrial.tools.generate import Continuation
+    from kvtrial.tools.generate import BLOCK_TOKENS, Continuation
 
     made = Continuation(
         args.text,
@@ -152,8 +152,14 @@ def generate(args: argparse.Namespace) -> None:
         )
     if (kept := made.spilled) is not None:
         print(
-            f"{kept.rows} tokens in {args.cold}: {kept.pages_written} pages written, "
+            f"{kept.rows} tokens of the prompt in {args.cold}: {kept.pages_written} pages written, "
             f"{kept.pages_shared} were there",
+            file=sys.stderr,
+        )
+    elif args.cold is not None:
+        print(
+            f"nothing is kept in {args.cold}: it takes whole blocks of {BLOCK_TOKENS} tokens, and the "
+            "prompt's last token is in none",
             file=sys.stderr,
         )
 
@@ -336,7 +342,7 @@ def parser() -> argparse.ArgumentParser:
         "--cold",
         type=Path,
         metavar="FOLDER",
-        help="restore what this cold store knows of the text, and spill all of it at the end",
+        help="restore what this cold store knows of the text, and spill its whole blocks of 64 tokens",
     )
     sub.add_argument("--threads", type=_whole(1, MAX_THREADS), default=1)
     sub.add_argument(

@@ -28,6 +28,9 @@ from kvtrial.run import models
 PROBE_TOKENS = 64
 #: Of the prefill and of the decode; rows that others computed are another identity's.
 ACTIVATIONS = "quantised"
+#: A cold store is given whole blocks of so many tokens. Attention takes that many rows of a prefill at a time, so a
+#: prefill that begins at a multiple of it makes the rows, bit for bit, that one from the beginning makes.
+BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Continuation:
         Threads of the decoder and of the store.
     cold : Path, optional
         Folder of a cold store, made where it is missing: the longest prefix of the prompt that it
-        knows is restored instead of computed, and the whole sequence is spilled at the end.
+        knows is restored instead of computed, and the prompt is spilled before its continuation is made, both
+        in whole blocks of `BLOCK_TOKENS`.
 
     beyond_context : bool
         Go on where the model's context is full.
@@ -91,7 +95,7 @@ class Continuation:
     restored : Restored or None
         What the cold store spared; None where it knew nothing of the prompt. Set at the end.
     spilled : SpillReport or None
-        What was stored at the end.
+        What was stored of the prompt; None where it has no whole block.
 
     Raises
     ------
@@ -168,21 +172,26 @@ class Continuation:
                 yield from self._known(store, cold)
 
     def _known(self, store: KVStore, cold: ColdStore) -> Iterator[int]:
-        """Begin with what the cold store has of the prompt, and leave it everything."""
+        """Begin with what the cold store has of the prompt, and leave it the prompt's whole blocks.
+
+        Rows that were decoded are not stored: most arms make other ones, in their last bits, than a prefill,
+        and quantised activations make another text of those.
+        """
+        # The last position is decoded, whatever is known: its logits are not stored.
+        whole = self._prompt[: (len(self._prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS]
         session = store.open_session()
         begun = time.perf_counter()
-        rows = cold.restore(self._prompt, session)
+        rows = cold.restore(whole, session)
         restore_s = time.perf_counter() - begun
-        if rows == len(self._prompt):
-            # The last position's logits are not stored: it is decoded, whatever is known.
-            rows -= 1
-            session.rollback_tail(1)
-        fed = list(self._prompt)
-        for token in self._continue(session):
-            yield token
-            fed.append(token)
-        # The last token that was made never went in.
-        self.spilled = cold.spill(session, fed[: session.length(0)])
+        session.rollback_tail(rows % BLOCK_TOKENS)
+        rows -= rows % BLOCK_TOKENS
+        try:
+            if rows < len(whole):
+                self._model.prefill(session, whole[rows:], threads=self._threads)
+        finally:  # of an interrupted prefill, what is finished
+            if made := session.length(0):
+                self.spilled = cold.spill(session, whole[:made])
+        yield from self._continue(session)
         if rows:
             prefill_ms = self._probe_s(store, min(rows, PROBE_TOKENS)) * rows * 1e3
             self.restored = Restored(rows, restore_s * 1e3, prefill_ms)
@@ -200,8 +209,9 @@ class Continuation:
     def _continue(self, session: KVSession) -> Iterator[int]:
         """The tokens after the prompt, whose first rows the session may hold already.
 
-        The prompt's last token is decoded like those that follow, so that the logits do not depend
-        on how the rows before it came to be there.
+        The prompt's last token is decoded like those that follow. With quantised weights the logits do not
+        depend, in any bit, on how many whole blocks of `BLOCK_TOKENS` the session held: the rows are the
+        same. Weights in F32 and F16 go through a BLAS whose last bits depend on the number of rows.
         """
         decoder = self._model.decoder(threads=self._threads, activations=ACTIVATIONS)
         before = self._prompt[session.length(0) : -1]
