@@ -18,7 +18,7 @@ DRAWN = ROOT / "docs" / "img" / "rooms.svg"
 
 #: From the lowest up: a room imports from its own row and the rows before it (ADR 14).
 LAYERS = (
-    {"contract", "reference", "_threads"},
+    {"contract", "reference", "registration", "_threads"},
     {"host"},
     {"candidates"},
     {"hot", "cold", "engine"},
@@ -145,7 +145,7 @@ def needed_arrows(rooms: dict[str, set[str]]) -> set[tuple[str, str]]:
 COLUMN = {
     "tools": 1, "stages": 1, "tracking": 2, "show": 1, "decision": 1, "run": 1,
     "measure": 1, "conformance": 0, "hot": 0, "engine": 1, "cold": 2,
-    "candidates": 1, "host": 1, "reference": 3, "contract": 1,
+    "candidates": 1, "host": 1, "reference": 3, "registration": 0, "contract": 1,
 }  # fmt: skip
 JOB = {
     "tools": "the command kvtrial",
@@ -154,6 +154,7 @@ JOB = {
     "show": "report, terminal, figures",
     "decision": "events to a verdict, pure",
     "run": "what was asked; events",
+    "registration": "the protocol as types",
     "measure": "blocks, probes, crashes",
     "conformance": "the suite for any candidate",
     "hot": "stores and kernels",

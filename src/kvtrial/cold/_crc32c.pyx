@@ -8,10 +8,10 @@ cdef uint32_t[8][256] TABLE
 
 cdef void fill_table() noexcept:
     cdef uint32_t i, crc
-    cdef int step
+    cdef int step, _
     for i in range(256):
         crc = i
-        for step in range(8):
+        for _ in range(8):
             crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
         TABLE[0][i] = crc
     for i in range(256):

@@ -20,10 +20,11 @@ from kvtrial.decision.validity import Judged
 from kvtrial.measure import figures
 from kvtrial.measure.aliases import WAYS, way_of
 from kvtrial.measure.plan import SamplingPlan
+from kvtrial.registration import Protocol
 
 
 def hypotheses(
-    measured: Measured, shape: str, layouts: Layouts, protocol: dict[str, Any]
+    measured: Measured, shape: str, layouts: Layouts, protocol: Protocol
 ) -> list[dict[str, Any]]:
     """Each registered contrast wherever it was measured.
 
@@ -34,8 +35,13 @@ def hypotheses(
     found = []
     for hypothesis in protocol["hypotheses"]:
         start, end = hypothesis["from"], hypothesis["to"]
-        named = {key: hypothesis[key] for key in ("id", "claim", "from", "to")}
-        named["layouts_differ"] = layouts.differ(start, end)
+        named = {
+            "id": hypothesis["id"],
+            "claim": hypothesis["claim"],
+            "from": start,
+            "to": end,
+            "layouts_differ": layouts.differ(start, end),
+        }
         for cell in measured.cells:
             start_cell = cell
             if "threads" in hypothesis:
@@ -64,7 +70,7 @@ def hypotheses(
     return found
 
 
-def control(trials: Judged, protocol: dict[str, Any]) -> dict[str, Any] | None:
+def control(trials: Judged, protocol: Protocol) -> dict[str, Any] | None:
     """The control's figures, measured once: n is 1, there is no interval, and nothing rests on them."""
     if "control" not in protocol:
         return None
@@ -85,9 +91,7 @@ def control(trials: Judged, protocol: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def direct_write(
-    events: pd.DataFrame, trials: Judged, protocol: dict[str, Any]
-) -> dict[str, Any] | None:
+def direct_write(events: pd.DataFrame, trials: Judged, protocol: Protocol) -> dict[str, Any] | None:
     """Reserved slots against scratch and append: identical bytes, and step time not inferior.
 
     Times are those of valid blocks; the bytes are the same in every run of a block or not at all.

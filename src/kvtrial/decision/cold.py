@@ -9,13 +9,12 @@ import pandas as pd
 from kvtrial.decision.break_even import restore_against_recompute
 from kvtrial.decision.contrasts import contrast, digits
 from kvtrial.measure.plan import SamplingPlan
+from kvtrial.registration import Protocol
 
 STORES = ("Z1", "Z2")
 
 
-def decide(
-    events: pd.DataFrame, protocol: dict[str, Any], attempts: dict[str, Any]
-) -> dict[str, Any]:
+def decide(events: pd.DataFrame, protocol: Protocol, attempts: dict[str, Any]) -> dict[str, Any]:
     """What verdict.json says under ``cold``."""
     everything = events[events["stage"] == "cold_tier"]
     prefix = protocol["cold"]["prefix_tokens"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ import pandas as pd
 from kvtrial.decision import facts, stats
 from kvtrial.measure import figures
 from kvtrial.measure.plan import SamplingPlan, Seen, cell_name
+from kvtrial.registration import Cell, Protocol
 from kvtrial.run.protocol import cells as cells_of
 
-Cell = Mapping[str, Any]
 Logs = npt.NDArray[np.float64]
 
 
@@ -55,7 +55,7 @@ class Measured:
     """
 
     def __init__(
-        self, rows: pd.DataFrame, protocol: dict[str, Any], profile: str, usable_cpus: int
+        self, rows: pd.DataFrame, protocol: Protocol, profile: str, usable_cpus: int
     ) -> None:
         self.cells = [
             cell

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from kvtrial.decision import facts, output
+from kvtrial.registration import Protocol
 from kvtrial.run.protocol import entrants
 
 
@@ -88,7 +89,7 @@ class Reasons(Mapping[str, Sequence[Reason]]):
 CONTROL = "control"
 
 
-def judge(events: pd.DataFrame, protocol: dict[str, Any], parity: dict[str, Any]) -> Reasons:
+def judge(events: pd.DataFrame, protocol: Protocol, parity: dict[str, Any]) -> Reasons:
     """Reasons of every candidate. ``parity`` is what `kvtrial.decision.parity.judge` gave."""
     not_built = facts.by_candidate(events, "candidate/not_built")
     missing = facts.by_candidate(events, "candidate/missing")

@@ -34,6 +34,7 @@ from kvtrial.decision import rule, stats
 from kvtrial.decision.contrasts import Measured, digits
 from kvtrial.decision.validity import Judged
 from kvtrial.measure.plan import Bounds, SamplingPlan, cell_name
+from kvtrial.registration import Decision, Protocol
 
 SIMULATIONS = 10_000
 #: Fewer blocks, drawn with replacement, are too often one block over and over.
@@ -73,7 +74,7 @@ def of_run(
     trials: Judged,
     challenger: str | None,
     incumbents: Sequence[str],
-    protocol: dict[str, Any],
+    protocol: Protocol,
 ) -> dict[str, Any]:
     """The error rates of a run, or ``arrangements`` None and the ``reason``."""
     if challenger is None:
@@ -98,7 +99,7 @@ def _none(reason: str) -> dict[str, Any]:
     return {"arrangements": None, "reason": reason}
 
 
-def simulate(cells: Sequence[CellNoise], protocol: dict[str, Any]) -> dict[str, Any]:
+def simulate(cells: Sequence[CellNoise], protocol: Protocol) -> dict[str, Any]:
     """The chance of adopting at several true improvements, with its Monte Carlo standard error.
 
     Parameters
@@ -176,7 +177,7 @@ class _Runs:
     mean_blocks: list[float]
 
 
-def _simulated(cells: Sequence[CellNoise], decision: dict[str, Any]) -> _Runs:
+def _simulated(cells: Sequence[CellNoise], decision: Decision) -> _Runs:
     finished = np.ones(SIMULATIONS, np.bool_)
     bounds, mean_blocks = [], []
     for place, cell in enumerate(cells):

@@ -17,12 +17,13 @@ from kvtrial.decision.validity import Judged
 from kvtrial.measure import figures
 from kvtrial.measure.aliases import FIRST, PLANTED, SECOND
 from kvtrial.measure.plan import SamplingPlan
+from kvtrial.registration import Protocol
 
 #: At which a missed truth voids the method.
 CERTAIN = 0.999
 
 
-def of_run(trials: Judged, protocol: dict[str, Any]) -> dict[str, Any]:
+def of_run(trials: Judged, protocol: Protocol) -> dict[str, Any]:
     """What verdict.json says under ``known_answers``.
 
     Returns

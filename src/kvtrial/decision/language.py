@@ -13,6 +13,7 @@ from kvtrial.decision import labels, rule, stats
 from kvtrial.decision.contrasts import Layouts, Measured, interval_of
 from kvtrial.decision.eligibility import Reasons
 from kvtrial.measure.plan import Bounds
+from kvtrial.registration import Decision, Protocol
 
 ADOPT, KEEP, INCONCLUSIVE = "ADOPT", "KEEP", "INCONCLUSIVE"
 #: Kinds of KEEP.
@@ -65,7 +66,7 @@ def decide(
     measured: Measured,
     reasons: Reasons,
     layouts: Layouts,
-    protocol: dict[str, Any],
+    protocol: Protocol,
     open_because: str | None,
 ) -> Answer:
     """The answer.
@@ -128,7 +129,7 @@ def decide(
     )
 
 
-def staying(measured: Measured, reasons: Reasons, protocol: dict[str, Any]) -> str | None:
+def staying(measured: Measured, reasons: Reasons, protocol: Protocol) -> str | None:
     """Which Cython FP32 arm stays: the registered reference, unless another one is better by its interval.
 
     Another one has to be better than the reference in the primary cell by an interval that excludes 1, and to
@@ -158,10 +159,10 @@ def staying(measured: Measured, reasons: Reasons, protocol: dict[str, Any]) -> s
 
 
 def _bounds(
-    name: str, others: list[str], measured: Measured, protocol: dict[str, Any]
+    name: str, others: list[str], measured: Measured, protocol: Protocol
 ) -> list[tuple[str, Bounds]]:
     """Role and bounds over ``others`` of every judged cell."""
-    found = []
+    found: list[tuple[str, Bounds]] = []
     for cell in rule.judged_cells(protocol):
         logs = np.stack([measured.logs(cell, name, other) for other in others])
         found.append((cell["role"], measured.plan(cell).bounds(logs)))
@@ -174,7 +175,7 @@ def _test(
     stays: str,
     measured: Measured,
     layouts: Layouts,
-    protocol: dict[str, Any],
+    protocol: Protocol,
 ) -> Answer:
     """ADOPT or KEEP for one challenger, with what it rests on."""
     decision = protocol["decision"]
@@ -249,9 +250,7 @@ def _test(
     return replace(tested, kind=kind, more_blocks=more, equal=equal, reason="; ".join(said))
 
 
-def _equal(
-    measured: Measured, cell: Any, challenger: str, stays: str, decision: dict[str, Any]
-) -> bool:
+def _equal(measured: Measured, cell: Any, challenger: str, stays: str, decision: Decision) -> bool:
     own = measured.plan(cell).bounds(measured.logs(cell, challenger, stays))
     within = math.log1p(decision["veto_regression"]) + decision["relative_slack"]
     return bool(own.low >= rule.worst_allowed(decision) and own.high <= within)

@@ -21,6 +21,7 @@ import pandas as pd
 
 from kvtrial.decision import facts
 from kvtrial.decision.contrasts import digits
+from kvtrial.registration import Protocol
 
 #: The column ``context`` of the prompt set's rows.
 PROMPTS = 0
@@ -28,7 +29,7 @@ PROMPTS = 0
 Tables = dict[tuple[str, int], dict[str, dict[int, float]]]
 
 
-def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
+def judge(events: pd.DataFrame, protocol: Protocol) -> dict[str, Any]:
     """What verdict.json says under ``parity``."""
     rules = protocol["parity"]
     baseline, comparison = rules["baseline"], rules["comparison"]
@@ -57,12 +58,12 @@ def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def contexts(protocol: dict[str, Any]) -> list[int]:
+def contexts(protocol: Protocol) -> list[int]:
     """The filled contexts of the deciding cells, ascending."""
     return sorted({cell["context"] for cell in protocol["cells"] if cell["role"] != "extra"})
 
 
-def within(protocol: dict[str, Any], context: int, trained: int) -> bool:
+def within(protocol: Protocol, context: int, trained: int) -> bool:
     """Whether all that is fed after a context lies within the model's trained length."""
     rules = protocol["quality"]
     longest = math.ceil(rules["chunks"] / rules["places"]) * rules["chunk_tokens"]
@@ -79,7 +80,7 @@ def read(events: pd.DataFrame) -> Tables:
     return tables
 
 
-def skipped(events: pd.DataFrame, protocol: dict[str, Any]) -> dict[int, str]:
+def skipped(events: pd.DataFrame, protocol: Protocol) -> dict[int, str]:
     """Context → why the machine could not hold its deciding cell."""
     own = events[(events["stage"] == "parity") & (events["metric"] == "cell/skipped")]
     reasons = dict(zip(zip(own["context"], own["sessions"], own["threads"]), own["text"]))
@@ -96,7 +97,7 @@ def _of(
     name: str,
     profile: str,
     held: list[int],
-    protocol: dict[str, Any],
+    protocol: Protocol,
     trained: int | None,
 ) -> dict[str, Any]:
     rules = protocol["parity"]

@@ -18,16 +18,17 @@ from scipy import stats
 
 from kvtrial.decision import facts, parity
 from kvtrial.decision.contrasts import digits
+from kvtrial.registration import Protocol
 
 
-def chunks(protocol: dict[str, Any], context: int, trained: int) -> int:
+def chunks(protocol: Protocol, context: int, trained: int) -> int:
     """Chunks that are registered for a profile's arm at a context."""
     gated = parity.within(protocol, context, trained)
     return int(protocol["quality"]["chunks" if gated else "reported_chunks"])
 
 
 def judge(
-    events: pd.DataFrame, protocol: dict[str, Any], in_parity: dict[str, Any]
+    events: pd.DataFrame, protocol: Protocol, in_parity: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Profile's arm → ``shown``, ``reasons`` why not, ``contexts`` and ``decode`` with the figures.
 
@@ -70,7 +71,7 @@ def _context(
     name: str,
     context: int,
     trained: int | None,
-    protocol: dict[str, Any],
+    protocol: Protocol,
     skipped: dict[int, str],
 ) -> dict[str, Any]:
     rules = protocol["quality"]
@@ -116,7 +117,7 @@ def _context(
 
 
 def _decode(
-    tables: parity.Tables, name: str, trained: int | None, protocol: dict[str, Any]
+    tables: parity.Tables, name: str, trained: int | None, protocol: Protocol
 ) -> tuple[dict[str, Any], list[str]]:
     """The cross-check by the decode, which is what runs, and why it fails."""
     rules = protocol["quality"]

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtrial.measure.plan import Bounds
+from kvtrial.registration import Cell, Protocol
 
 
-def judged_cells(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
+def judged_cells(protocol: Protocol) -> list[Cell]:
     """The cells that decide: the primary one, then the veto cells."""
     cells = protocol["cells"]
     return [c for role in ("primary", "veto") for c in cells if c["role"] == role]

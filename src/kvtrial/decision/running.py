@@ -11,6 +11,7 @@ from kvtrial.decision import rule, stats
 from kvtrial.decision.contrasts import Layouts, Measured, digits, interval_of
 from kvtrial.decision.eligibility import Reasons
 from kvtrial.decision.language import Answer
+from kvtrial.registration import Protocol
 
 _GIB = 2**30
 
@@ -22,7 +23,7 @@ def decide(
     language: Answer,
     layouts: Layouts,
     profile_of: dict[str, str],
-    protocol: dict[str, Any],
+    protocol: Protocol,
     open_because: str | None,
 ) -> dict[str, Any]:
     """What verdict.json says under ``run``.
@@ -79,7 +80,7 @@ def _row(
     quality: dict[str, Any],
     layouts: Layouts,
     profile_of: dict[str, str],
-    protocol: dict[str, Any],
+    protocol: Protocol,
     confidence: float,
 ) -> tuple[dict[str, Any], str | None]:
     """A line of the profile table: speed, bytes, quality, and why it is not what to run.
@@ -142,7 +143,7 @@ def _row(
 def _fewest_bytes(
     passing: dict[str, dict[str, Any]],
     measured: Measured,
-    protocol: dict[str, Any],
+    protocol: Protocol,
     confidence: float,
 ) -> str:
     """Of those that are tied with the fastest, the one with the fewest bytes; then the first registered."""

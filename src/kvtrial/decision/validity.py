@@ -14,6 +14,7 @@ import pandas as pd
 
 from kvtrial.measure.plan import cell_name
 from kvtrial.measure.void import void_reason
+from kvtrial.registration import Protocol
 
 #: Stages whose blocks can be void.
 STAGES = ("m1", "m2", "aa", "control", "direct_write")
@@ -54,7 +55,7 @@ def first_complete_attempts(events: pd.DataFrame) -> tuple[pd.DataFrame, dict[st
     return pd.concat(kept, ignore_index=True), attempts
 
 
-def judge(events: pd.DataFrame, protocol: dict[str, Any]) -> Judged:
+def judge(events: pd.DataFrame, protocol: Protocol) -> Judged:
     """Keep each block's first run that is not void, and name the cells that can't be decided."""
     rows = events[events["stage"].isin(STAGES)]
     broken = {

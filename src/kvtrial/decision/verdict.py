@@ -42,6 +42,7 @@ from kvtrial.decision import (
 from kvtrial.decision.contrasts import Layouts, Measured, cell_key
 from kvtrial.decision.language import ADOPT, INCONCLUSIVE, KEEP
 from kvtrial.measure.plan import cell_name
+from kvtrial.registration import Protocol
 from kvtrial.run import protocol as registration
 from kvtrial.run.events import COLUMNS
 
@@ -81,7 +82,7 @@ class Verdict:
         return json.dumps(self.data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
-def decide(events: pd.DataFrame, protocol: dict[str, Any]) -> Verdict:
+def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
     """Apply the fixed rule.
 
     Parameters
@@ -187,7 +188,7 @@ def _open(
     trials: validity.Judged,
     measured: Measured,
     known: dict[str, Any],
-    protocol: dict[str, Any],
+    protocol: Protocol,
 ) -> str | None:
     """Why no question about the hot tier can be decided, or None."""
     if (mixed := output.binaries(events)) is not None:
@@ -205,9 +206,7 @@ def _open(
     return fault
 
 
-def _contrasts(
-    measured: Measured, layouts: Layouts, protocol: dict[str, Any]
-) -> list[dict[str, Any]]:
+def _contrasts(measured: Measured, layouts: Layouts, protocol: Protocol) -> list[dict[str, Any]]:
     """Challengers and profiles over every incumbent, incumbents over the reference; where both were measured."""
     decision = protocol["decision"]
     pairs = [

@@ -320,7 +320,7 @@ cdef class Layer:
             self._q_norm, self._k_norm = norms
 
     def project(self, Scratch s, list slots):
-        """Norm, Q, K, V, bias, norm of each head and RoPE; K and V of vector b go into its slot, or into scratch.
+        """Norm, Q, K, V, bias, norm of each head, RoPE; K and V of vector b go to its slot or to scratch.
 
         Parameters
         ----------

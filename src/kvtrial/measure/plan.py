@@ -23,11 +23,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from kvtrial.registration import Cell, Protocol
+
 Logs = npt.NDArray[np.float64]
-Cell = Mapping[str, Any]
 
 
-def cell_name(cell: Cell) -> str:
+def cell_name(cell: Mapping[str, Any]) -> str:
     """``4096x1x1``: context, sessions, threads; ``4096x1x1-14q2kv`` where a head shape is named."""
     name = f"{cell['context']}x{cell['sessions']}x{cell['threads']}"
     shape = cell.get("shape", "")
@@ -97,7 +98,7 @@ class SamplingPlan:
     most_void: int = 0
 
     @classmethod
-    def of_cell(cls, protocol: Mapping[str, Any], cell: Cell) -> SamplingPlan:
+    def of_cell(cls, protocol: Protocol, cell: Cell) -> SamplingPlan:
         """The plan of a registered cell of whole decodes: the primary one alone can be extended."""
         rules = protocol["sampling"]
         extended = cell.get("role") == "primary"
@@ -111,7 +112,7 @@ class SamplingPlan:
         )
 
     @classmethod
-    def fixed(cls, protocol: Mapping[str, Any], blocks: int) -> SamplingPlan:
+    def fixed(cls, protocol: Protocol, blocks: int) -> SamplingPlan:
         """A plan of just so many blocks, for stages that register their own number."""
         return cls(
             first=blocks,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 _NAME = re.compile(r"(\d+)q(\d+)kv(?:(\d+)d)?")
 #: The head_dim that a name leaves out.
 _USUAL_DIM = 64
 
 
-def name_of(shape: Mapping[str, int]) -> str:
+def name_of(shape: Mapping[str, Any]) -> str:
     """``9q3kv``: query and KV heads; ``9q3kv80d`` where head_dim is not 64."""
     name = f"{shape['q_heads']}q{shape['kv_heads']}kv"
     return name if shape["head_dim"] == _USUAL_DIM else f"{name}{shape['head_dim']}d"

@@ -9,18 +9,20 @@ The stage asks to know whether a block has to be run again, the decision asks to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+
+from kvtrial.registration import Void
 
 
 class Ceiling(NamedTuple):
     """How large a metric may be in any arm of a block; ``text`` takes the arm, the value and the limit."""
 
     metric: str
-    limit: str
+    limit: Literal["stood_still_s", "disk_faults", "throttled"]
     text: str
 
 
@@ -42,17 +44,15 @@ CEILINGS = (
     ),
 )
 
-Limits = Mapping[str, float]
 
-
-def void_reason(rows: pd.DataFrame, limits: Limits) -> str | None:
+def void_reason(rows: pd.DataFrame, limits: Void) -> str | None:
     """Why a run of a block is void, or None.
 
     Parameters
     ----------
     rows : DataFrame
         Its rows: columns metric, candidate, value, text.
-    limits : mapping
+    limits : Void
         The protocol's ``void``.
     """
     metric, value = rows["metric"].to_numpy(object), rows["value"].to_numpy(np.float64)

@@ -17,6 +17,7 @@ from typing import Any
 
 from kvtrial.contract import CANDIDATE_NAME
 from kvtrial.host import build, machine, paths
+from kvtrial.registration import Protocol
 from kvtrial.run import models, protocol
 
 #: The model of config/config.yaml, and of the commands that are not told another.
@@ -87,7 +88,7 @@ class Run:
     results: Path
     model: str
     profile: str
-    protocol: dict[str, Any]
+    protocol: Protocol
     build_id: str
     strangers: str = ""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from kvtrial.registration import Cell, Protocol
 from kvtrial.run import schemas
 
 SCHEMA_NAME = "protocol.schema.yaml"
@@ -22,7 +23,7 @@ class ProtocolError(ValueError):
     """The protocol file is not what its schema allows; the message names key, value and schema."""
 
 
-def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
+def check(protocol: Any, source: str = "protocol") -> Protocol:
     """The protocol itself, or `ProtocolError` for the first thing that the schema does not allow."""
     if isinstance(protocol, dict) and protocol.get("version") in range(1, VERSION):
         raise ProtocolError(
@@ -32,13 +33,13 @@ def check(protocol: Any, source: str = "protocol") -> dict[str, Any]:
         )
     if (error := schemas.first_error(protocol, SCHEMA_NAME)) is not None:
         raise ProtocolError(f"{source}: {error}")
-    checked: dict[str, Any] = protocol
+    checked: Protocol = protocol
     _names(checked, source)
     _cells(checked, source)
     return checked
 
 
-def _names(checked: dict[str, Any], source: str) -> None:
+def _names(checked: Protocol, source: str) -> None:
     """Every arm that the protocol speaks of is a candidate of it."""
     listed, rule = checked["candidates"], checked["decision"]
     named = [(f"decision.{key}", rule[key]) for key in ("challengers", "incumbents", "profiles")]
@@ -73,7 +74,7 @@ def _names(checked: dict[str, Any], source: str) -> None:
         )
 
 
-def _cells(checked: dict[str, Any], source: str) -> None:
+def _cells(checked: Protocol, source: str) -> None:
     """One primary cell, no deciding cell of unknown threads, page sizes that passed, counts in order."""
     if [c["role"] for c in checked["cells"]].count("primary") != 1:
         raise ProtocolError(f"{source}: cells: exactly one cell has role 'primary'")
@@ -96,7 +97,7 @@ def _cells(checked: dict[str, Any], source: str) -> None:
         )
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> Protocol:
     """Read and check a protocol file (YAML, or JSON where its name ends so)."""
     text = path.read_text(encoding="utf-8")
     try:
@@ -114,13 +115,13 @@ def sha256(values: Any) -> str:
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
-def entrants(protocol: dict[str, Any]) -> list[str]:
+def entrants(protocol: Protocol) -> list[str]:
     """Everyone who is tried and described: the candidates, then the control where there is one."""
     control = protocol.get("control")
     return [*protocol["candidates"], *([control["candidate"]] if control else [])]
 
 
-def cells(protocol: dict[str, Any], profile: str) -> list[dict[str, Any]]:
+def cells(protocol: Protocol, profile: str) -> list[Cell]:
     """The cells that a run profile measures: ``full`` includes those of ``default``."""
     wanted = {"default"} if profile == "default" else {"default", "full"}
     return [cell for cell in protocol["cells"] if cell["profile"] in wanted]

@@ -20,6 +20,7 @@ from kvtrial.cold import KINDS
 from kvtrial.measure import rotation
 from kvtrial.measure.cold import faults
 from kvtrial.measure.plan import SamplingPlan
+from kvtrial.registration import Cell
 from kvtrial.run.journal import Attempt
 from kvtrial.stages import workload
 from kvtrial.stages.common import Block, CellRun, Stage, Work, exit_tracked, run_arms, run_cells
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     """Command line of the stage."""
     stage = Stage.from_command_line("cold_tier", __doc__, argv)
     rules = stage.protocol["cold"]
-    cell = {"context": rules["prefix_tokens"], "sessions": 1, "threads": 1}
+    cell: Cell = {"context": rules["prefix_tokens"], "sessions": 1, "threads": 1}
     names = [*KINDS, "plain", "recompute"]
     plan = SamplingPlan.fixed(stage.protocol, rules["blocks"])
     planned = [Block(cell, number) for number in range(plan.first)]

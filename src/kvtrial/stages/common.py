@@ -9,7 +9,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from kvtrial.measure.plan import Hopeless, SamplingPlan, Seen, cell_name
 from kvtrial.measure.rotation import TooLarge
 from kvtrial.measure.stores import Snapshot
 from kvtrial.measure.void import void_reason
+from kvtrial.registration import Cell, Protocol
 from kvtrial.run import corpus, events, exits, models, protocol
 from kvtrial.run.journal import COMPLETE, Attempt, Journal
 from kvtrial.run.layout import pipeline_start
@@ -32,7 +33,6 @@ from kvtrial.stages.progress import Progress
 
 Row = dict[str, Any]
 #: context, sessions and threads as numbers; for m1 also the head shape's name.
-Cell = dict[str, Any]
 #: Columns of an event that name a cell.
 CELL_COLUMNS = ("context", "sessions", "threads", "shape")
 
@@ -126,7 +126,7 @@ class Stage:
     model: dict[str, Any]
     profile: str
     usable_cpus: int
-    protocol: dict[str, Any]
+    protocol: Protocol
 
     @classmethod
     def from_command_line(cls, name: str, doc: str | None, argv: list[str] | None) -> Stage:
@@ -343,7 +343,8 @@ class Block:
 
 def columns(cell: Cell) -> dict[str, Any]:
     """The columns of a cell's events."""
-    return {key: cell[key] for key in CELL_COLUMNS if key in cell}
+    own = dict(cell)
+    return {key: own[key] for key in CELL_COLUMNS if key in own}
 
 
 @dataclass(frozen=True)
@@ -508,7 +509,7 @@ def run_arms(
     module: str,
     names: list[str],
     spec: dict[str, Any],
-    columns: dict[str, Any],
+    columns: Mapping[str, Any],
     preload: dict[str, str] | None = None,
 ) -> list[Row]:
     """Rows of one measured process.

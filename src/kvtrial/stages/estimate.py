@@ -33,6 +33,7 @@ from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
 from kvtrial.measure.block import SHOWING_ROUNDS
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan, cell_name
+from kvtrial.registration import Protocol
 from kvtrial.run.protocol import entrants
 from kvtrial.stages import m1, parity, workload
 from kvtrial.stages.common import Cell, Stage
@@ -113,13 +114,18 @@ class Speed:
 
 
 def block_seconds(
-    speed: Speed, protocol: dict[str, Any], cells: list[Cell], shapes: dict[str, dict[str, int]]
+    speed: Speed, protocol: Protocol, cells: list[Cell], shapes: dict[str, dict[str, int]]
 ) -> dict[str, dict[str, float]]:
     """Stage → cell → seconds that one block takes."""
     names = [name for name in protocol["candidates"] if name in speed.names]
     rules = protocol["direct_write"]
-    direct = {"context": rules["context"], "sessions": 1, "threads": 1, "rounds": rules["rounds"]}
-    cold = {"context": protocol["cold"]["prefix_tokens"], "sessions": 1, "threads": 1}
+    direct: Cell = {
+        "context": rules["context"],
+        "sessions": 1,
+        "threads": 1,
+        "rounds": rules["rounds"],
+    }
+    cold: Cell = {"context": protocol["cold"]["prefix_tokens"], "sessions": 1, "threads": 1}
     same = protocol["known_answers"]["candidate"]
     slots = [
         n for n in names if Capability.RESERVE_SLOT in candidates.get(n).capabilities for _ in WAYS
@@ -150,17 +156,17 @@ def block_seconds(
         "control": {},
     }
     if "control" in protocol:
-        cell = {"context": protocol["control"]["context"], "sessions": 1, "threads": 1}
+        once: Cell = {"context": protocol["control"]["context"], "sessions": 1, "threads": 1}
         alone = [name for name in (protocol["control"]["candidate"],) if name in speed.names]
         found["control"] = {
-            cell_name(cell): decodes(cell, [protocol["decision"]["reference"], *alone]),
-            cell_name({**cell, "shape": own_name}): regions(cell, own_name, alone),
+            cell_name(once): decodes(once, [protocol["decision"]["reference"], *alone]),
+            cell_name({**once, "shape": own_name}): regions(once, own_name, alone),
         }
     return found
 
 
 def _rotation_block_s(
-    speed: Speed, protocol: dict[str, Any], cell: Cell, names: list[str], q_heads: int
+    speed: Speed, protocol: Protocol, cell: Cell, names: list[str], q_heads: int
 ) -> float:
     """A block of whole decodes: arms opened and filled, the rounds, and the oracle afterwards."""
     if not names:
@@ -181,7 +187,7 @@ def _rotation_block_s(
 
 def _attention_block_s(
     speed: Speed,
-    protocol: dict[str, Any],
+    protocol: Protocol,
     names: list[str],
     cell: Cell,
     shape: dict[str, int],
@@ -214,7 +220,7 @@ def _attention_block_s(
 
 def stage_seconds(
     speed: Speed,
-    protocol: dict[str, Any],
+    protocol: Protocol,
     cells: list[Cell],
     per_block: dict[str, dict[str, float]],
     trained: int,
@@ -251,7 +257,7 @@ def stage_seconds(
     return {stage: STAGE_S + s for stage, s in each.items()} | {"verdict": VERDICT_S}
 
 
-def _parity_s(speed: Speed, protocol: dict[str, Any], cells: list[Cell], trained: int) -> float:
+def _parity_s(speed: Speed, protocol: Protocol, cells: list[Cell], trained: int) -> float:
     """Seconds of the parity stage, but for its own start."""
     rules = protocol["parity"]
     names = [name for name in protocol["candidates"] if name in speed.names]

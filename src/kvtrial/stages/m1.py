@@ -15,6 +15,7 @@ from typing import Any
 from kvtrial.measure import rotation
 from kvtrial.measure.plan import SamplingPlan, block_seed
 from kvtrial.measure.shapes import name_of
+from kvtrial.registration import Protocol
 from kvtrial.run.journal import Attempt
 from kvtrial.stages.common import (
     Block,
@@ -31,11 +32,12 @@ MODULE = "kvtrial.measure.attention"
 SYNTHETIC_LAYERS = 4
 
 
-def shapes(protocol: dict[str, Any], own: dict[str, int]) -> dict[str, dict[str, int]]:
+def shapes(protocol: Protocol, own: dict[str, int]) -> dict[str, dict[str, int]]:
     """Name → shape; the model's own first, then those that are registered beside it."""
     found = {name_of(own): own}
     for shape in protocol["m1"]["shapes"]:
-        found.setdefault(name_of(shape), {**shape, "layers": SYNTHETIC_LAYERS})
+        sizes = {key: int(size) for key, size in shape.items() if isinstance(size, int)}
+        found.setdefault(name_of(shape), {**sizes, "layers": SYNTHETIC_LAYERS})
     return found
 
 

@@ -16,6 +16,7 @@ from kvtrial.host import machine
 from kvtrial.measure import allocations, rotation
 from kvtrial.measure.plan import Hopeless, SamplingPlan, block_seed, cell_name
 from kvtrial.measure.stores import HEADROOM_BYTES, needed_bytes
+from kvtrial.registration import Protocol
 from kvtrial.run.journal import Attempt
 from kvtrial.stages.common import (
     Block,
@@ -38,7 +39,7 @@ ALLOCATION_STEPS = 72
 ALLOCATION_THREADS = (1, 2)
 
 
-def steps_of(protocol: dict[str, Any], cell: Cell, arms: int) -> int:
+def steps_of(protocol: Protocol, cell: Cell, arms: int) -> int:
     """Tokens that are fed behind the context at most, whichever of so many arms turn out to be slow."""
     rules = protocol["rotation"]
     rounds = cell.get("rounds", rules["rounds"])

@@ -21,6 +21,7 @@ from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.host import machine, paths
+from kvtrial.registration import Protocol
 from kvtrial.run import corpus, protocol
 from kvtrial.stages.common import Stage, StageError, exit_tracked, run_arms
 from kvtrial.stages.progress import Progress
@@ -46,7 +47,7 @@ def prompts(stage: Stage) -> list[list[int]]:
     return [tokenizer.encode(text) for text in texts]
 
 
-def chunks(registered: dict[str, Any], name: str, context: int, trained: int) -> int:
+def chunks(registered: Protocol, name: str, context: int, trained: int) -> int:
     """Chunks over which a candidate is compared with `parity.comparison` at a context."""
     if name in registered["decision"]["profiles"]:
         return quality.chunks(registered, context, trained)
@@ -54,7 +55,7 @@ def chunks(registered: dict[str, Any], name: str, context: int, trained: int) ->
     return int(rules["slow_chunks" if name in rules["slow"] else "chunks"])
 
 
-def decode_steps(registered: dict[str, Any], name: str, context: int) -> int:
+def decode_steps(registered: Protocol, name: str, context: int) -> int:
     """Decoded steps over which a candidate is compared at a context."""
     decode = registered["quality"]["decode"]
     if name in registered["decision"]["profiles"] and context == decode["context"]:
@@ -62,7 +63,7 @@ def decode_steps(registered: dict[str, Any], name: str, context: int) -> int:
     return int(registered["parity"]["decode_steps"])
 
 
-def positions(registered: dict[str, Any], count: int) -> list[int]:
+def positions(registered: Protocol, count: int) -> list[int]:
     """Positions of each place that so many chunks have, which lie in the places by turns."""
     places, tokens = registered["quality"]["places"], registered["quality"]["chunk_tokens"]
     return [tokens * len(range(place, count, places)) for place in range(places)]

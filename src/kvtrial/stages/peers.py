@@ -104,7 +104,7 @@ def plan(
     found: list[Round] = []
     for context in sorted(contexts):
         for n in threads:
-            cell = {"context": context, "sessions": 1, "threads": n}
+            cell: Cell = {"context": context, "sessions": 1, "threads": n}
             for work, modules in MODULES.items():
                 alone = not any(program in arms for program in modules if program != "ours")
                 if not alone and (work != "prefill" or context == min(contexts)):
@@ -120,7 +120,7 @@ def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
         own = m2.block_spec(stage, block, order, [])
         return {**own, "probes": None, "compare": False, "alone_steps": 0}
     if planned.work == "attention":
-        named = {**cell, "shape": shapes.name_of(stage.workload["shape"])}
+        named: Cell = {**cell, "shape": shapes.name_of(stage.workload["shape"])}
         return m1.block_spec(stage, Block(named, planned.number), order)
     (folder,) = stage.snapshots(cell["context"], 1)
     tokens = json.loads((Path(folder) / "tokens.json").read_text(encoding="utf-8"))

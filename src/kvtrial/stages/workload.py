@@ -41,6 +41,7 @@ from kvtrial.host.files import write_text
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import cell_name
 from kvtrial.measure.stores import HEADROOM_BYTES, largest_bytes, opened, shape_of
+from kvtrial.registration import Protocol
 from kvtrial.run import corpus, models
 from kvtrial.stages import m2
 from kvtrial.stages.common import Cell, Stage, exit_tracked
@@ -57,14 +58,12 @@ def shape_of_file(gguf: Path) -> dict[str, int]:
     return ModelConfig.from_gguf(read_gguf(gguf)).store_shape
 
 
-def fewest_together(protocol: dict[str, Any]) -> int:
+def fewest_together(protocol: Protocol) -> int:
     """Arms that a group of the rotation holds at least: the reference, the tested challenger and one more."""
     return min(3, len(protocol["candidates"]))
 
 
-def memory_needed(
-    protocol: dict[str, Any], shape: dict[str, int], weight_bytes: int, cell: Cell
-) -> int:
+def memory_needed(protocol: Protocol, shape: dict[str, int], weight_bytes: int, cell: Cell) -> int:
     """Bytes without which a cell can't be measured: its smallest group, each arm as large as the largest."""
     tokens = cell["context"] + m2.steps_of(protocol, cell, len(protocol["candidates"]))
     pool = largest_bytes(
@@ -78,7 +77,7 @@ def memory_needed(
 
 
 def too_large(
-    protocol: dict[str, Any], shape: dict[str, int], weight_bytes: int, cell: Cell
+    protocol: Protocol, shape: dict[str, int], weight_bytes: int, cell: Cell
 ) -> str | None:
     """Why this machine can't hold a cell, or None: to swap would measure the disk."""
     needed = memory_needed(protocol, shape, weight_bytes, cell)
@@ -91,7 +90,7 @@ def too_large(
     )
 
 
-def contexts(protocol: dict[str, Any], cells: list[Cell]) -> dict[int, int]:
+def contexts(protocol: Protocol, cells: list[Cell]) -> dict[int, int]:
     """Context → sessions, for every stage that loads snapshots; ascending."""
     needed: dict[int, int] = {}
     wanted = [(cell["context"], cell["sessions"]) for cell in cells]

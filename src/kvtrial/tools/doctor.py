@@ -23,6 +23,7 @@ from kvtrial.host import build, machine, paths, printed
 from kvtrial.measure import clock, probes
 from kvtrial.measure.exclusive import MachineHeld, exclusive
 from kvtrial.measure.stores import largest_bytes
+from kvtrial.registration import Protocol
 from kvtrial.run import models, protocol
 from kvtrial.stages import workload
 
@@ -382,7 +383,7 @@ def _stale() -> str:
     return ""
 
 
-def _needs(model: str, registered: dict[str, Any]) -> tuple[int | None, int | None, str]:
+def _needs(model: str, registered: Protocol) -> tuple[int | None, int | None, str]:
     """Bytes of memory and of disk that a run of the default profile takes, and for what."""
     try:
         path = models.path_of(model)

@@ -29,6 +29,7 @@ from kvtrial.measure import figures, shapes
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan
 from kvtrial.measure.stores import shape_of
+from kvtrial.registration import Cell, Protocol
 from kvtrial.run import corpus, events, models, protocol
 from kvtrial.run.layout import ConfigError
 from kvtrial.stages import conformance as suite
@@ -92,7 +93,8 @@ def measure(
     against = against or selection.load().default
     _check(name, against)
     primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
-    cell = {**primary, "sessions": 1, "threads": 1, "context": context or primary["context"]}
+    asked = context or primary["context"]
+    cell: Cell = {**primary, "sessions": 1, "threads": 1, "context": asked}
     gguf = models.path_of(model)
     if count is not None and count < FEWEST_BLOCKS:
         raise ConfigError(f"{count} blocks give no interval; give {FEWEST_BLOCKS} or more")
@@ -190,7 +192,7 @@ def _conformance(stage: Stage, name: str) -> dict[str, Any]:
     }
 
 
-def _fill(stage: Stage, cell: dict[str, Any], model: Any, ids: list[int]) -> None:
+def _fill(stage: Stage, cell: Cell, model: Any, ids: list[int]) -> None:
     """Name the snapshot of the filled context in ``workload.json``, made now where no run has it."""
     context = cell["context"]
     facts = snapshots.facts(stage.model, stage.protocol["page_tokens"])
@@ -213,7 +215,7 @@ def _fill(stage: Stage, cell: dict[str, Any], model: Any, ids: list[int]) -> Non
     write_text(stage.run_dir / "workload.json", json.dumps(document))
 
 
-def _attention(stage: Stage, cell: dict[str, Any]) -> None:
+def _attention(stage: Stage, cell: Cell) -> None:
     """One attention region, interleaved, as in stage m1."""
     _say("2 of 3: attention alone")
     with stage.attempt() as attempt:
@@ -221,7 +223,7 @@ def _attention(stage: Stage, cell: dict[str, Any]) -> None:
         _run(runs, "attention", ATTENTION_S)
 
 
-def _decode(stage: Stage, cell: dict[str, Any], plan: SamplingPlan) -> None:
+def _decode(stage: Stage, cell: Cell, plan: SamplingPlan) -> None:
     """Whole decodes in rotation, as in stage m2; the spread of the first blocks says how many there are."""
     _say("3 of 3: decoding")
     with stage.attempt() as attempt:
@@ -237,9 +239,7 @@ def _run(runs: list[CellRun], title: str, seconds: float) -> None:
             progress.say(ended[1].reason)
 
 
-def sampling(
-    registered: dict[str, Any], name: str, against: str, count: int | None
-) -> SamplingPlan:
+def sampling(registered: Protocol, name: str, against: str, count: int | None) -> SamplingPlan:
     """Blocks of a try: ``count``, or as many as make the interval as narrow as `HALF_WIDTH`."""
     return SamplingPlan(
         first=count or FIRST_BLOCKS,
@@ -261,7 +261,7 @@ _FRACTIONS = ("unique_gb_per_s", "ceiling_fraction")
 
 
 def _results(
-    stage: Stage, cell: dict[str, Any], name: str, against: str, plan: SamplingPlan
+    stage: Stage, cell: Cell, name: str, against: str, plan: SamplingPlan
 ) -> dict[str, Any]:
     table, registered = events.read_run(stage.run_dir), stage.protocol
     judged = validity.judge(table, registered)

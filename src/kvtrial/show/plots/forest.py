@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -120,7 +121,7 @@ def _draw_row(axis: Axes, line: int, row: dict[str, Any], context: int) -> None:
     axis.plot(one["ratio"], line, linestyle="", markersize=6, **look)
 
 
-def _edges(axis: Axes, rows: list[dict[str, Any]], decision: dict[str, Any]) -> None:
+def _edges(axis: Axes, rows: list[dict[str, Any]], decision: Mapping[str, Any]) -> None:
     """Dashes over the rows of each rule, where a lower bound has to lie."""
     for rule, (key, color) in _EDGES.items():
         lines = [line for line, row in enumerate(rows) if row["rule"] == rule]

@@ -18,6 +18,7 @@ from kvtrial.decision import rule, validity
 from kvtrial.decision.verdict import NEEDED, Verdict, decide
 from kvtrial.measure import figures
 from kvtrial.measure.plan import SamplingPlan, cell_name
+from kvtrial.registration import Cell, Protocol
 from kvtrial.run import events, protocol
 from kvtrial.run.journal import Journal
 from kvtrial.run.layout import ConfigError
@@ -100,7 +101,7 @@ def decide_so_far(run_dir: Path) -> SoFar:
     return SoFar(Verdict(data), missing or ["the verdict itself: give `make verdict` again"])
 
 
-def _valid(rows: pd.DataFrame, registered: dict[str, Any], stage: str) -> pd.DataFrame:
+def _valid(rows: pd.DataFrame, registered: Protocol, stage: str) -> pd.DataFrame:
     """Rows of a stage's blocks that count so far."""
     own = rows[rows["stage"] == stage]
     if own.empty:
@@ -109,12 +110,13 @@ def _valid(rows: pd.DataFrame, registered: dict[str, Any], stage: str) -> pd.Dat
     return validity.judge(chosen, registered).valid_rows
 
 
-def _of(rows: pd.DataFrame, cell: dict[str, Any]) -> pd.DataFrame:
+def _of(rows: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     """Those of a cell of one number of threads."""
-    return rows[(rows[_CELL] == [cell[key] for key in _CELL]).all(axis=1)]
+    own = dict(cell)
+    return rows[(rows[_CELL] == [own[key] for key in _CELL]).all(axis=1)]
 
 
-def _relaxed(registered: dict[str, Any], counts: dict[str, int], known: int) -> dict[str, Any]:
+def _relaxed(registered: Protocol, counts: dict[str, int], known: int) -> Protocol:
     """The protocol with as many blocks as there are.
 
     A veto cell that lacks blocks has no say yet: it is shown as one that decides nothing. Until the primary
