@@ -6,6 +6,9 @@ from typing import Any
 
 import pandas as pd
 
+#: When a run was begun (UTC, ISO 8601), by which commit of kvtrial, on which host and kernel.
+MEASURED = ("begun", "commit", "host", "kernel")
+
 
 def of_run(events: pd.DataFrame) -> dict[str, Any]:
     """What is true of the whole run; what its rows don't say is ``unknown``, or as it is by default.
@@ -13,8 +16,9 @@ def of_run(events: pd.DataFrame) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``run_id``, ``model``, ``machine``, ``shape``, ``synthetic``, ``profile``, ``usable_cpus``, and
-        ``context_length``: positions that the model was trained for, or None.
+        ``run_id``, ``model``, ``machine``, ``shape``, ``synthetic``, ``profile``, ``usable_cpus``,
+        ``context_length``: positions that the model was trained for, or None, and ``measured``: text by key of
+        `MEASURED`, empty where it is not said.
     """
     rows = events[events["stage"] == "run"]
     texts = {m: t for m, t in zip(rows["metric"], rows["text"]) if m.startswith("run/")}
@@ -28,6 +32,7 @@ def of_run(events: pd.DataFrame) -> dict[str, Any]:
         "profile": texts.get("run/profile", "default"),
         "usable_cpus": int(texts.get("run/usable_cpus", "1")),
         "context_length": int(trained) if trained.isdecimal() else None,
+        "measured": {key: texts.get(f"run/{key}", "") for key in MEASURED},
     }
 
 

@@ -3,8 +3,9 @@
 ``decide(events, protocol)`` reads nothing else: no clock, no file, no candidate. Rows that it needs:
 
 * stage ``run``: ``run/run_id``, ``run/model``, ``run/machine``, ``run/synthetic``, ``run/shape``,
-  ``run/profile``, ``run/usable_cpus``, ``run/context_length`` and per candidate ``candidate/profile``,
-  ``candidate/role``, ``candidate/layout``, ``candidate/missing``, ``candidate/not_built``;
+  ``run/profile``, ``run/usable_cpus``, ``run/context_length``, when and where it was measured, and per
+  candidate ``candidate/profile``, ``candidate/role``, ``candidate/layout``, ``candidate/missing``,
+  ``candidate/not_built``;
 * stage ``conformance``: ``conformance/outcome`` (1 passed, 0 failed, NaN gap; text names test and P);
 * stage ``parity``: what `parity` and `quality` judge;
 * stages ``m1``, ``m2``, ``aa``, ``control``, ``direct_write``, ``cold_tier``: measurements by block;
@@ -128,6 +129,7 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
     decision = protocol["decision"]
     data = {
         **{key: of_run[key] for key in ("run_id", "model", "shape", "synthetic", "machine")},
+        "measured": of_run["measured"],
         "build_id": _build_id(events),
         "protocol_sha256": protocol_sha256,
         "protocol": protocol["name"],

@@ -61,9 +61,22 @@ def outcome(verdict: Verdict) -> str:
 
 
 def where(verdict: Verdict) -> str:
-    """Model and machine of a verdict, and that the weights are random where they are."""
+    """Model, machine and day of a verdict, and that the weights are random where they are."""
     synthetic = " (synthetic weights)" if verdict["synthetic"] else ""
-    return f"{verdict['model']}{synthetic} on {verdict['machine']}"
+    day = verdict["measured"]["begun"][:10]
+    return f"{verdict['model']}{synthetic} on {verdict['machine']}" + (f", {day}" if day else "")
+
+
+def measured(verdict: Verdict) -> str:
+    """When and where it was measured, as far as the run says."""
+    said = verdict["measured"]
+    parts = (
+        f"begun {said['begun'][:16].replace('T', ' ')} UTC" if said["begun"] else "",
+        f"commit {said['commit'][:12]}" if said["commit"] else "",
+        f"host {said['host']}" if said["host"] else "",
+        said["kernel"],
+    )
+    return ", ".join(part for part in parts if part)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ def row(verdict: dict[str, Any]) -> dict[str, Any]:
     run, language, cold = verdict["run"], verdict["language"], verdict["cold"]
     return {
         "machine": verdict["machine"],
+        "measured": verdict["measured"],
         "model": verdict["model"],
         "synthetic": verdict["synthetic"],
         "run": {
@@ -108,13 +109,15 @@ def _ratio_of(contrast: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def table(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """One row a verdict, by machine class, model and run."""
+    """One row a verdict, by machine class, model, time and run."""
     rows = [row(load(path)) for path in files]
-    return sorted(rows, key=lambda r: (r["machine"], r["model"], r["run_id"]))
+    return sorted(
+        rows, key=lambda r: (r["machine"], r["model"], r["measured"]["begun"], r["run_id"])
+    )
 
 
 #: Columns that are said once, above the table, where they are the same in every row.
-_COMMON = ("machine", "model", "protocol")
+_COMMON = ("machine", "model", "protocol", "begun")
 
 
 def render(rows: list[dict[str, Any]]) -> Any:
@@ -157,6 +160,7 @@ def _shown(r: dict[str, Any]) -> dict[str, str]:
         "language": _two_lines(answers.outcome(r), _named(language["decided_by"])),
         "cold": _two_lines(cold["adopted"] or "undecided", _over(cold["z1_over_z2"])),
         "protocol": r["protocol_sha256"][:8],
+        "begun": r["measured"]["begun"][:10],
     }
 
 

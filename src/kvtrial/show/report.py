@@ -144,6 +144,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         p=as_run,
         store=answers.store(verdict),
         answers=answers.of_verdict(verdict),
+        measured=answers.measured(verdict),
         arms=arms,
         away=[arm for arm in arms if not arm.rates and arm.state],
         contexts=answers.contexts(verdict),

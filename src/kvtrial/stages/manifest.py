@@ -1,8 +1,8 @@
 """Stage ``manifest``: what this run is of, written before anything is measured.
 
 ``manifest.json`` is for people: machine, versions, flags and hashes. ``begun.json`` holds what may not
-change while a run goes on; it is no output of the rule, since Snakemake removes those before it makes
-them anew. ``protocol.json`` is the protocol as it is run. ``events/run.parquet`` holds what the decision
+change while a run goes on, and when and where it was begun; it is no output of the rule, since
+Snakemake removes those before it makes them anew. ``protocol.json`` is the protocol as it is run. ``events/run.parquet`` holds what the decision
 rule has to know about run and candidates.
 
 ``python -m kvtrial.stages.manifest --run-dir DIR --protocol FILE --model NAME
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import entry_points, requires, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from packaging.requirements import Requirement
 
 from kvtrial import candidates
 from kvtrial.contract import Candidate
+from kvtrial.decision.facts import MEASURED
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.host import build, machine
@@ -69,7 +72,7 @@ def describe(name: str, candidate: Candidate) -> dict[str, Any]:
 
 
 def begin(run_dir: Path, gguf: Path) -> dict[str, Any]:
-    """What the run was begun with: the model's hash and the CPUs that could be used.
+    """What the run was begun with: the model's hash, the CPUs that could be used, when, where and of what.
 
     Raises
     ------
@@ -78,7 +81,14 @@ def begin(run_dir: Path, gguf: Path) -> dict[str, Any]:
     """
     path = run_dir / "begun.json"
     if not path.is_file():
-        begun = {"model": {"sha256": models.sha256(gguf)}, "usable_cpus": machine.usable_cpus()}
+        begun = {
+            "model": {"sha256": models.sha256(gguf)},
+            "usable_cpus": machine.usable_cpus(),
+            "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": source_commit(),
+            "host": platform.node(),
+            "kernel": f"{platform.system()} {platform.release()}",
+        }
         write_text(path, json.dumps(begun, indent=2) + "\n")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     refuse_another_model(run_dir, found, gguf)
@@ -101,6 +111,7 @@ def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
         "synthetic": "true" if manifest["model"]["synthetic"] else "",
         "profile": manifest["profile"],
         "usable_cpus": str(manifest["usable_cpus"]),
+        **{key: manifest[key] for key in MEASURED},
     }
     rows = [events.event(f"run/{key}", text=text, **common) for key, text in facts.items()]
     for name, facts in manifest["candidates"].items():
@@ -137,6 +148,9 @@ def main(argv: list[str] | None = None) -> int:
         "protocol_sha256": protocol.sha256(registered),
         "machine_class": machine.machine_class(),
         "usable_cpus": begun["usable_cpus"],
+        # A run that was begun by an earlier release does not say.
+        **{key: begun.get(key, "") for key in MEASURED},
+        "source_commit": begun.get("commit") or source_commit(),
         "build": build.facts(),
         "versions": versions(),
         "machine": machine.record(),
@@ -151,7 +165,6 @@ def main(argv: list[str] | None = None) -> int:
         "candidates": {
             name: describe(name, candidates.get(name)) for name in protocol.entrants(registered)
         },
-        "source_commit": source_commit(),
     }
     events.write(events.to_frame(run_events(manifest)), args.run_dir / "events" / "run.parquet")
     write_text(args.run_dir / "protocol.json", json.dumps(registered, indent=2) + "\n")

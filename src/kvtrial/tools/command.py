@@ -290,11 +290,27 @@ _CODES = (
 )
 
 
+class _Version(argparse.Action):
+    """``--version``: read when it is asked for, so that --help stays quick."""
+
+    def __call__(self, *_: object, **__: object) -> None:
+        from importlib.metadata import version
+
+        from kvtrial.host import build
+
+        made = build.facts().get("build_id")
+        print(
+            f"kvtrial {version('kvtrial')}" + (f", build {made}" if made else ", kernels not built")
+        )
+        sys.exit(0)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command's parser; each subcommand's help is a line and an example."""
     top = argparse.ArgumentParser(
         prog="kvtrial", description="Which KV cache should this machine run?"
     )
+    top.add_argument("--version", action=_Version, nargs=0, help="version and build, then exit")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     def add(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import urllib.parse
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +18,17 @@ from kvtrial.run import events
 from kvtrial.run.journal import Journal
 from kvtrial.run.layout import ConfigError
 from kvtrial.tracking import is_alive, records
-from kvtrial.tracking.store import REBUILD, MlflowStore, database, refuse_embedded, tracking_uri
+from kvtrial.tracking.store import (
+    EXPERIMENT,
+    REBUILD,
+    MlflowStore,
+    database,
+    refuse_embedded,
+    tracking_uri,
+)
+
+#: Trials that are linked by name, the newest.
+_NEWEST = 5
 
 
 def rebuild(results: Path) -> None:
@@ -97,8 +108,44 @@ def _browse(results: Path, arguments: list[str]) -> None:
             f"no MLflow store in {results} yet; run `make smoke` or `make verdict`, or, where there "
             f"are results: {REBUILD}"
         )
+    for line in pages(uri, _address(arguments)):
+        print(line, flush=True)
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--backend-store-uri", uri]
     os.execv(sys.executable, [*command, *arguments])
+
+
+def _address(arguments: list[str]) -> str:
+    """Where MLflow's UI answers, by the options that it is given."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--host", "-h", default="127.0.0.1")
+    parser.add_argument("--port", "-p", default="5000")
+    given, _ = parser.parse_known_args(arguments)
+    return f"http://{given.host}:{given.port}"
+
+
+def pages(uri: str, address: str) -> list[str]:
+    """Lines that say where the trials are: the UI's first page is about other things.
+
+    Parameters
+    ----------
+    uri : str
+        Of the store.
+    address : str
+        Where its UI answers.
+    """
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        return []
+    found = f"{address}/#/experiments/{experiment.experiment_id}"
+    trials = client.search_runs(
+        [experiment.experiment_id], "tags.`kvtrial.level` = 'trial'", max_results=_NEWEST
+    )
+    only = urllib.parse.quote("tags.`kvtrial.level` = 'trial'")
+    lines = [f"All trials: {found}/runs?workflowType=machine_learning&searchFilter={only}"]
+    return [*lines, *(f"{run.info.run_name}: {found}/runs/{run.info.run_id}" for run in trials)]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,8 +11,10 @@ import logging
 import math
 import os
 import sqlite3
+import time
 import urllib.parse
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,8 @@ class MlflowStore:
         manifest = run_dir / "manifest.json"
         facts = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
         self.machine = str(facts.get("machine_class", "unknown"))
+        self.begun = str(facts.get("begun", ""))
+        self.commit = str(facts.get("source_commit", ""))
         self.model = str(facts.get("model", {}).get("name", "unknown"))
         self.parent_id = self._parent()
 
@@ -143,7 +147,11 @@ class MlflowStore:
         trials = self.find(level="trial")
         if trials:
             return str(trials[0].info.run_id)
-        run_id = self._create(self.run_dir.name, {}, level="trial", machine=self.machine)
+        source = {"mlflow.source.git.commit": self.commit} if self.commit else {}
+        # When it was measured: a store that is made anew has it from the run, not from now.
+        run_id = self._create(
+            self.run_dir.name, source, level="trial", machine=self.machine, begun=self.begun
+        )
         for name in ("manifest.json", "protocol.json"):
             self.artifact(run_id, self.run_dir / name)
         protocol_file = self.run_dir / "protocol.json"
@@ -169,9 +177,12 @@ class MlflowStore:
         return self._create(name, {"mlflow.parentRunId": parent}, level="arm", **tags)
 
     def _create(self, name: str, tags: dict[str, str], **own: str) -> str:
+        begun = own.get("begun")
+        start = datetime.fromisoformat(begun).timestamp() if begun else time.time()
         run = self.client.create_run(
             self.experiment_id,
             run_name=name,
+            start_time=round(start * 1000),
             tags={
                 "kvtrial.run_id": self.run_dir.name,
                 **tags,
