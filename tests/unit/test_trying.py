@@ -32,19 +32,34 @@ def test_as_many_blocks_as_two_percent_need_by_their_spread():
     assert (fixed.first, fixed.most) == (4, 4)
 
 
+def timed(ratio, bounds, context=4096):
+    decode = {"ratio": ratio, "ci95": bounds, "n_blocks": 12, "problem": "no blocks"}
+    return {"context": context, "decode": decode}
+
+
 @pytest.mark.parametrize(
-    ("bounds", "said"),
+    ("ratio", "bounds", "said"),
     [
-        ([1.11, 1.3], "its lower bound clears the 1.10"),
-        ([1.10, 1.3], "its lower bound clears the 1.10"),
-        ([1.02, 1.3], "faster, but its lower bound stays under the 1.10"),
-        ([0.98, 1.02], "no difference is shown"),
-        ([0.7, 0.9], "slower"),
+        (1.08, [1.06, 1.1], "X1 is 1.080x K1 at 4,096 [1.060, 1.100]: faster"),
+        (1.0, [0.98, 1.02], "X1 is 1.000x K1 at 4,096 [0.980, 1.020]: no difference is shown"),
+        (0.8, [0.7, 0.9], "X1 is 0.800x K1 at 4,096 [0.700, 0.900]: slower"),
+        (None, None, "X1 at 4,096: no interval, no blocks"),
     ],
 )
-def test_the_interval_in_words(bounds, said):
-    decode = {"ratio": 1.0, "ci95": bounds}
-    assert trying.reading(decode, 1.10).startswith(said)
+def test_the_result_is_one_sentence(ratio, bounds, said):
+    document = {"candidate": "X1", "against": "K1"}
+    assert trying.sentence(document, timed(ratio, bounds)) == said
+
+
+def test_slower_is_what_the_whole_interval_says():
+    """A planted 5% is; one whose interval holds the limit is not, and nothing is where nothing was timed."""
+    cells = [
+        timed(0.95, [0.935, 0.965], 512),
+        timed(0.96, [0.93, 0.99], 4096),
+        timed(None, None, 16384),
+    ]
+    assert trying.slower({"cells": cells}, 0.97) == [512]
+    assert trying.slower({"cells": cells}, 0.9) == []
 
 
 def test_a_candidate_is_not_tried_against_itself():
@@ -87,30 +102,32 @@ def small(tmp_path, monkeypatch):
 def test_what_can_not_come_to_an_end_is_refused_before_anything_runs(small, monkeypatch):
     monkeypatch.setattr(trying, "_conformance", lambda *a: pytest.fail("the suite was run"))
     with pytest.raises(ConfigError, match="1 blocks give no interval; give 2 or more"):
-        trying.measure("K2", model="tiny-llama", context=96, count=1)
+        trying.measure("K2", model="tiny-llama", contexts=[96], count=1)
     with pytest.raises(WorkloadError, match="needs 10000512 tokens"):
-        trying.measure("K2", model="tiny-llama", context=10_000_000)
+        trying.measure("K2", model="tiny-llama", contexts=[96, 10_000_000])
     monkeypatch.setattr(trying.snapshots.machine, "available_memory_bytes", lambda: 1000)
     said = r"^3 arms with 1 sessions of 96 positions need 1\.0 GiB of memory, 0\.0 GiB are available: .*--context$"
     with pytest.raises(ConfigError, match=said):
-        trying.measure("K2", model="tiny-llama", context=96)
+        trying.measure("K2", model="tiny-llama", contexts=[96])
 
 
 def test_a_candidate_is_paired_with_the_adopted_store(small, capfd):
-    found = trying.measure("K2", model="tiny-llama", context=96, count=3)
-    assert (found["candidate"], found["against"], found["context"]) == ("K2", "K1", 96)
+    found = trying.measure("K2", model="tiny-llama", contexts=[96, 64], count=3)
+    assert (found["candidate"], found["against"], found["threads"]) == ("K2", "K1", 1)
+    assert [cell["context"] for cell in found["cells"]] == [96, 64]
     assert found["synthetic"] is True
     assert found["conformance"]["passed"] is True
     assert found["conformance"]["passed_tests"] == 2
-    assert found["failed"] == []
-    decode = found["decode"]
-    assert decode["n_blocks"] == 3
-    low, high = decode["ci95"]
-    assert 0 < low <= decode["ratio"] <= high
-    rates = {arm: row["tokens_per_s"] for arm, row in decode["arms"].items()}
-    # Over all steps, where the ratio is over blocks: one step of a busy machine may part them widely.
-    assert set(rates) == {"K1", "K2"} and all(rate > 0 for rate in rates.values())
-    assert found["attention"]["arms"]["K1"]["ceiling_fraction"] > 0
+    for cell in found["cells"]:
+        assert cell["failed"] == []
+        decode = cell["decode"]
+        assert decode["n_blocks"] == 3
+        low, high = decode["ci95"]
+        assert 0 < low <= decode["ratio"] <= high
+        rates = {arm: row["tokens_per_s"] for arm, row in decode["arms"].items()}
+        # Over all steps, where the ratio is over blocks: one step of a busy machine may part them widely.
+        assert set(rates) == {"K1", "K2"} and all(rate > 0 for rate in rates.values())
+        assert cell["attention"]["arms"]["K1"]["ceiling_fraction"] > 0
     said = capfd.readouterr().err
     assert next(line for line in said.splitlines() if " of 3" in line).startswith("1 of 3: conform")
     # Nothing is adopted and no run is made: models and snapshots are what runs share.
@@ -122,7 +139,7 @@ def test_a_candidate_is_paired_with_the_adopted_store(small, capfd):
     made = snapshot.stat().st_mtime_ns
     model = models.load_model("tiny-llama")
     ids = corpus.session_tokens(model.tokenizer, 96, 0)
-    trying._fill(stage_of(small), {"context": 96}, model, ids)
+    trying._fill(stage_of(small), [{"context": 96}], model, [ids])
     assert snapshot.stat().st_mtime_ns == made
 
 
@@ -132,10 +149,11 @@ def test_a_candidate_that_does_not_end_is_not_timed(small, monkeypatch):
     stuck = {"passed": False, "passed_tests": 0, "failed": {}, "gaps": [], "crash": why}
     monkeypatch.setattr(trying, "_conformance", lambda stage, name: stuck)
     monkeypatch.setattr(trying, "_attention", None)
-    found = trying.measure("K2", model="tiny-llama", context=96)
+    found = trying.measure("K2", model="tiny-llama", contexts=[96])
     assert not trying.sound(found)
-    assert found["decode"]["ratio"] is None
-    assert trying.reading(found["decode"], 1.1) == f"no interval: it was not timed: {why}"
+    (cell,) = found["cells"]
+    assert cell["decode"]["ratio"] is None
+    assert trying.sentence(found, cell) == f"K2 at 96: no interval, it was not timed: {why}"
     Console(file=io.StringIO()).print(trying.render(found))
 
 
@@ -159,7 +177,8 @@ def test_what_failed_is_said_and_makes_it_unsound():
         "against": "K1",
         "model": "m",
         "synthetic": True,
-        "context": 4096,
+        "threads": 2,
+        "layouts_differ": False,
         "conformance": {
             "passed": False,
             "passed_tests": 30,
@@ -167,11 +186,19 @@ def test_what_failed_is_said_and_makes_it_unsound():
             "gaps": [],
             "crash": "",
         },
-        "decode": {**ratio, "arms": arms, "agreement": {"kld": 2e-4, "top1": 0.97, "shift": 0.3}},
-        "attention": {**ratio, "arms": regions},
-        "failed": [],
-        "void_blocks": 2,
-        "adopt_at": 1.1,
+        "cells": [
+            {
+                "context": 4096,
+                "decode": {
+                    **ratio,
+                    "arms": arms,
+                    "agreement": {"kld": 2e-4, "top1": 0.97, "shift": 0.3},
+                },
+                "attention": {**ratio, "arms": regions},
+                "failed": ["X1: it raised"],
+                "void_blocks": 2,
+            }
+        ],
         "note": trying.NOTE,
     }
     assert not trying.sound(document)
@@ -179,13 +206,19 @@ def test_what_failed_is_said_and_makes_it_unsound():
     console.print(trying.render(document))
     said = console.export_text()
     for part in (
-        "m (synthetic weights), 4,096 positions",
+        "m (synthetic weights), 2 threads",
+        "failed: X1: it raised",
         "30 passed, 1 failed",
         "AttentionMasksHoles@P16: a hole leaked",
         "0.85",
-        "1.200 times as fast [1.100, 1.300]",
+        "X1 is 1.200x K1 at 4,096 [1.100, 1.300]: faster",
         "beside K1's logits: KLD 0.0002, top token equal in 97%",
         "2 runs of blocks were void",
         "nothing is adopted",
     ):
         assert part in said, part
+    assert said.rstrip().endswith(": faster")  # the result comes last
+    lines = trying.markdown(document).splitlines()
+    assert lines[0] == "**X1 is 1.200x K1 at 4,096 [1.100, 1.300]: faster**"
+    assert "- failed: X1: it raised" in lines
+    assert lines[-2] == "| 4,096 | X1 | 10.00 | 100.00 | - | 12.00 | 0.85 |"

@@ -11,6 +11,8 @@ from kvtrial.run.layout import ConfigError, prepare_environment
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 #: Of `kvtrial verdict` and `kvtrial decide`: all went well, and the answer is that nothing could be decided.
 EXIT_INCONCLUSIVE = 4
+#: Of `kvtrial try --fail-below`: all went well, and the candidate is slower than that.
+EXIT_SLOWER = 5
 
 
 def _is_ours(error: BaseException) -> bool:

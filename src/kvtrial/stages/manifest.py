@@ -2,8 +2,8 @@
 
 ``manifest.json`` is for people: machine, versions, flags and hashes. ``begun.json`` holds what may not
 change while a run goes on, and when and where it was begun; it is no output of the rule, since
-Snakemake removes those before it makes them anew. ``protocol.json`` is the protocol as it is run. ``events/run.parquet`` holds what the decision
-rule has to know about run and candidates.
+Snakemake removes those before it makes them anew. ``protocol.json`` is the protocol as it is run.
+``events/run.parquet`` holds what the decision rule has to know about run and candidates.
 
 ``python -m kvtrial.stages.manifest --run-dir DIR --protocol FILE --model NAME
 --gguf FILE --profile default``

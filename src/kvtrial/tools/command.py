@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvtrial.contract import MAX_THREADS, MAX_TOKENS, shown
 from kvtrial.host import paths, printed
 from kvtrial.host.files import is_dir
 from kvtrial.run import layout
-from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE
+from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_SLOWER
 
 #: Decodes of each arm that `kvtrial try` makes at most: hours of them.
 MOST_BLOCKS = 1000
@@ -222,11 +222,17 @@ def try_(args: argparse.Namespace) -> int:
         args.name,
         model=args.model,
         against=args.against,
-        context=args.context,
+        contexts=args.context or (),
+        threads=args.threads,
         count=args.blocks,
     )
-    _print(args.json, trial, lambda: trying.render(trial))
-    return 0 if trying.sound(trial) else EXIT_FAILED
+    if args.markdown:
+        print(trying.markdown(trial), end="")
+    else:
+        _print(args.json, trial, lambda: trying.render(trial))
+    if not trying.sound(trial):
+        return EXIT_FAILED
+    return EXIT_SLOWER if args.fail_below and trying.slower(trial, args.fail_below) else 0
 
 
 def fleet(args: argparse.Namespace) -> None:
@@ -235,6 +241,47 @@ def fleet(args: argparse.Namespace) -> None:
 
     rows = verdicts.table(args.files)
     _print(args.json, rows, lambda: verdicts.render(rows))
+
+
+def compare(args: argparse.Namespace) -> None:
+    """kvtrial compare RUN RUN"""
+    from kvtrial.tools import comparing
+
+    found = comparing.compare(_run_dir(args.first), _run_dir(args.second))
+    _print_rows(args, found, comparing.compared(found), comparing.notes(found))
+
+
+def history(args: argparse.Namespace) -> None:
+    """kvtrial history"""
+    from kvtrial.tools import comparing
+
+    runs = [path.parent for path in sorted(paths.results_dir().glob("*/verdict.json"))]
+    if not runs:
+        raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
+    found = comparing.history(runs, args.arm or ())
+    _print_rows(args, found, comparing.told(found))
+
+
+def _print_rows(
+    args: argparse.Namespace, document: Any, rows: list[dict[str, str]], notes: Sequence[str] = ()
+) -> None:
+    """Rows in the form that was asked for; notes are for people alone."""
+    from kvtrial.tools import comparing
+
+    if args.markdown or args.csv:
+        print(comparing.markdown(rows) if args.markdown else comparing.as_csv(rows), end="")
+        return
+    _print(args.json, document, lambda: comparing.table(rows))
+    if not args.json:
+        for note in notes:
+            printed.console().print(note, soft_wrap=True)
+
+
+def _add_forms(sub: argparse.ArgumentParser) -> None:
+    """``--json``, ``--markdown`` and ``--csv``, one of them at most."""
+    form = sub.add_mutually_exclusive_group()
+    for name, what in (("json", "for programs"), ("markdown", "a table"), ("csv", "for a sheet")):
+        form.add_argument(f"--{name}", action="store_true", help=what)
 
 
 def cold(args: argparse.Namespace) -> int:
@@ -278,6 +325,27 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def _wholes(low: int, high: int) -> Callable[[str], list[int]]:
+    """Whole numbers between commas, each once and in their order."""
+    one = _whole(low, high)
+
+    def parse(text: str) -> list[int]:
+        return list(dict.fromkeys(one(part) for part in text.split(",")))
+
+    return parse
+
+
+def _share(text: str) -> float:
+    """A ratio above 0 and up to 1."""
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = 0.0
+    if not 0 < ratio <= 1:
+        raise argparse.ArgumentTypeError(f"{shown(text)}: give a ratio above 0 and up to 1")
+    return ratio
 
 
 # --------------------------------------------------------------------------------------------------
@@ -377,22 +445,54 @@ def parser() -> argparse.ArgumentParser:
     sub = add(
         try_,
         "try a candidate against the adopted store, in about a minute and a half; never adopts",
-        "try K5 --context 512",
+        "try K5 --context 512,4096 --fail-below 0.97",
+        f"Exit code 0: it passed and was measured. {EXIT_FAILED}: it failed. {EXIT_SLOWER}: with --fail-below, it is "
+        "slower than that.",
     )
     sub.add_argument("name", help="a name of `kvtrial candidates`")
     sub.add_argument("--against", help="another candidate; by default the adopted store")
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
     sub.add_argument(
-        "--context", type=_whole(1, MAX_TOKENS), help="filled positions; 4096 as registered"
+        "--context",
+        type=_wholes(1, MAX_TOKENS),
+        metavar="N[,N…]",
+        help="filled positions; 4096 as registered",
+    )
+    sub.add_argument(
+        "--threads", type=_whole(1, MAX_THREADS), default=1, help="of a decode; 1 by default"
     )
     sub.add_argument(
         "--blocks", type=_whole(1, MOST_BLOCKS), help="decodes of each; what fits by default"
     )
-    sub.add_argument("--json", action="store_true", help="for programs")
+    sub.add_argument(
+        "--fail-below",
+        type=_share,
+        metavar="RATIO",
+        help="such as 0.97: fail where the whole interval lies below it",
+    )
+    form = sub.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for programs")
+    form.add_argument("--markdown", action="store_true", help="for a pull request")
 
     sub = add(fleet, "one table over many verdicts", "fleet results/*/verdict.json --json")
     sub.add_argument("files", nargs="+", type=Path, metavar="FILE", help="verdict.json, or a run")
     sub.add_argument("--json", action="store_true", help="for programs")
+
+    sub = add(
+        compare,
+        "say how each arm stands in a run against how it stood in another",
+        "compare RUN_BEFORE RUN_AFTER",
+        "Each is compared over the reference of its own run, so that what the machine did to both cancels.",
+    )
+    sub.add_argument("first", metavar="RUN", help="run_id or folder: before")
+    sub.add_argument("second", metavar="RUN", help="run_id or folder: after")
+    _add_forms(sub)
+
+    sub = add(history, "list all verdicts of results/ by time", "history --arm K3 --csv")
+    sub.add_argument(
+        "--arm", action="append", metavar="NAME", help="follow this arm; may be given again"
+    )
+    _add_forms(sub)
 
     sub = add(
         cold,

@@ -1,8 +1,8 @@
 """``kvtrial try NAME``: a first look at a candidate that somebody is working on.
 
-Conformance, one attention region and the decode at the primary context, in rotation with the adopted
-store by the stages' own functions, with the trial's own intervals. It decides
-nothing: one cell against one store is not a trial. Nothing is left behind but the snapshot of the
+Conformance, one attention region and the decode at the primary context, or at others, in rotation with the
+adopted store by the stages' own functions, with the trial's own intervals. It decides
+nothing: a few cells against one store are no trial. Nothing is left behind but the snapshot of the
 filled context, which runs share.
 """
 
@@ -13,6 +13,7 @@ import functools
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from kvtrial.measure.stores import shape_of
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import corpus, events, models, protocol
 from kvtrial.run.layout import ConfigError
+from kvtrial.show import answers
 from kvtrial.stages import conformance as suite
 from kvtrial.stages import m1, m2
 from kvtrial.stages import workload as snapshots
@@ -57,7 +59,8 @@ def measure(
     *,
     model: str,
     against: str | None = None,
-    context: int | None = None,
+    contexts: Sequence[int] = (),
+    threads: int = 1,
     count: int | None = None,
 ) -> dict[str, Any]:
     """Try a candidate; about a minute and a half at the registered context.
@@ -70,38 +73,43 @@ def measure(
         A name of config/models.yaml, or the path of a GGUF file.
     against : str, optional
         Another candidate; by default the adopted store.
-    context : int, optional
-        Filled positions; by default those of the primary cell.
+    contexts : ints, optional
+        Filled positions, one after the other; by default those of the primary cell.
+    threads : int
+        Threads of a decode.
     count : int, optional
-        Blocks of the decode; by default as many as make the interval as narrow as `HALF_WIDTH`.
+        Blocks of a decode; by default as many as make the interval as narrow as `HALF_WIDTH`.
 
     Returns
     -------
     dict
-        JSON-safe: ``conformance``, ``decode``, ``attention``, ``failed``, ``void_blocks``, and what
-        they are of.
+        JSON-safe: ``conformance``, what it is of, and ``cells``: for each context ``decode``, ``attention``,
+        ``failed`` and ``void_blocks``.
 
     Raises
     ------
     UnknownCandidate, CandidateNotBuilt, NothingToCompare, StaleBuild, UnknownModel, ModelNotFetched
     WorkloadError
-        The registered text is shorter than the context.
+        The registered text is shorter than a context.
     ConfigError
-        The context does not fit in memory, or too few blocks were asked for.
+        A context does not fit in memory, or too few blocks were asked for.
     """
     registered = protocol.load(paths.config_file("protocol.yaml"))
     against = against or selection.load().default
     _check(name, against)
     primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
-    asked = context or primary["context"]
-    cell: Cell = {**primary, "sessions": 1, "threads": 1, "context": asked}
+    cells: list[Cell] = [
+        {**primary, "sessions": 1, "threads": threads, "context": context}
+        for context in contexts or [primary["context"]]
+    ]
     gguf = models.path_of(model)
     if count is not None and count < FEWEST_BLOCKS:
         raise ConfigError(f"{count} blocks give no interval; give {FEWEST_BLOCKS} or more")
     loaded = models.load_model(gguf)
-    ids = corpus.session_tokens(loaded.tokenizer, cell["context"], 0)
-    if why := snapshots.too_large(registered, shape_of(loaded), gguf.stat().st_size, cell):
-        raise ConfigError(f"{why}: free some, or give a smaller --context")
+    texts = [corpus.session_tokens(loaded.tokenizer, cell["context"], 0) for cell in cells]
+    for cell in cells:
+        if why := snapshots.too_large(registered, shape_of(loaded), gguf.stat().st_size, cell):
+            raise ConfigError(f"{why}: free some, or give a smaller --context")
     with tempfile.TemporaryDirectory(prefix="kvtrial-try-") as folder:
         stage = Stage(
             name="m1",
@@ -113,37 +121,46 @@ def measure(
             protocol={
                 **registered,
                 "candidates": [against, name],
-                "cells": [cell],
+                "cells": cells,
                 "decision": {**registered["decision"], "reference": against},
                 "m1": {**registered["m1"], "blocks": ATTENTION_BLOCKS, "shapes": []},
             },
         )
         conformance = _conformance(stage, name)
         if conformance["crash"]:  # it would take the timing down too, or never end it
-            found = _untimed(conformance["crash"], (name, against))
+            found = [_untimed(conformance["crash"], (name, against)) for _ in cells]
         else:
-            _fill(stage, cell, loaded, ids)
-            _attention(stage, cell)
+            _fill(stage, cells, loaded, texts)
+            _attention(stage, cells)
             plan = sampling(registered, name, against, count)
-            _decode(dataclasses.replace(stage, name="m2"), cell, plan)
-            found = _results(stage, cell, name, against, plan)
+            _decode(dataclasses.replace(stage, name="m2"), cells, plan)
+            found = [_results(stage, cell, name, against, plan) for cell in cells]
     return {
         "candidate": name,
         "against": against,
         "layouts_differ": candidates.get(name).layout != candidates.get(against).layout,
         "model": gguf.stem,
         "synthetic": bool(loaded.synthetic),
-        "context": cell["context"],
+        "threads": threads,
         "conformance": conformance,
-        **found,
-        "adopt_at": 1 + registered["decision"]["adopt_lower_bound"],
+        "cells": [{"context": cell["context"], **one} for cell, one in zip(cells, found)],
         "note": NOTE,
     }
 
 
 def sound(document: dict[str, Any]) -> bool:
-    """Whether the candidate passed the suite and could be measured."""
-    return document["conformance"]["passed"] and document["decode"]["ratio"] is not None
+    """Whether the candidate passed the suite and could be measured at every context."""
+    timed = all(cell["decode"]["ratio"] is not None for cell in document["cells"])
+    return bool(document["conformance"]["passed"]) and timed
+
+
+def slower(document: dict[str, Any], limit: float) -> list[int]:
+    """Contexts at which the whole interval of the decode lies below ``limit``."""
+    return [
+        cell["context"]
+        for cell in document["cells"]
+        if cell["decode"]["ratio"] is not None and cell["decode"]["ci95"][1] < limit
+    ]
 
 
 def _check(name: str, against: str) -> None:
@@ -192,43 +209,42 @@ def _conformance(stage: Stage, name: str) -> dict[str, Any]:
     }
 
 
-def _fill(stage: Stage, cell: Cell, model: Any, ids: list[int]) -> None:
-    """Name the snapshot of the filled context in ``workload.json``, made now where no run has it."""
-    context = cell["context"]
+def _fill(stage: Stage, cells: list[Cell], model: Any, texts: list[list[int]]) -> None:
+    """Name the snapshots of the filled contexts in ``workload.json``, made now where no run has them."""
     facts = snapshots.facts(stage.model, stage.protocol["page_tokens"])
-    wanted = {**facts, **snapshots.tokens_of(ids, context)}
     base = paths.results_dir() / "workloads" / stage.model["name"]
-    whole = (f for f in sorted(base.glob(f"*/{context}-0")) if snapshots.is_whole(f, wanted))
-    folder = next(whole, None)
-    if folder is None:
-        folder = base / snapshots.identity(facts, [ids]) / f"{context}-0"
-        with exclusive("kvtrial try"), Progress("prefill", {"the context": 1.0}) as progress:
-            report = functools.partial(progress.within, "the context")
-            page_tokens = stage.protocol["page_tokens"]
-            snapshots.prefill(model, ids, {context: folder}, facts, page_tokens, report)
-            progress.done("the context")
-    document = {
-        "shape": shape_of(model),
-        "snapshots": {str(context): [str(folder.resolve())]},
-        "skipped": {},
-    }
+    found = {}
+    for cell, ids in zip(cells, texts):
+        context = cell["context"]
+        wanted = {**facts, **snapshots.tokens_of(ids, context)}
+        whole = (f for f in sorted(base.glob(f"*/{context}-0")) if snapshots.is_whole(f, wanted))
+        folder = next(whole, None)
+        if folder is None:
+            folder = base / snapshots.identity(facts, [ids]) / f"{context}-0"
+            with exclusive("kvtrial try"), Progress("prefill", {"the context": 1.0}) as progress:
+                report = functools.partial(progress.within, "the context")
+                page_tokens = stage.protocol["page_tokens"]
+                snapshots.prefill(model, ids, {context: folder}, facts, page_tokens, report)
+                progress.done("the context")
+        found[str(context)] = [str(folder.resolve())]
+    document = {"shape": shape_of(model), "snapshots": found, "skipped": {}}
     write_text(stage.run_dir / "workload.json", json.dumps(document))
 
 
-def _attention(stage: Stage, cell: Cell) -> None:
+def _attention(stage: Stage, cells: list[Cell]) -> None:
     """One attention region, interleaved, as in stage m1."""
     _say("2 of 3: attention alone")
     with stage.attempt() as attempt:
-        runs = m1.cell_runs(stage, attempt, [cell], stage.protocol["candidates"])
+        runs = m1.cell_runs(stage, attempt, cells, stage.protocol["candidates"])
         _run(runs, "attention", ATTENTION_S)
 
 
-def _decode(stage: Stage, cell: Cell, plan: SamplingPlan) -> None:
+def _decode(stage: Stage, cells: list[Cell], plan: SamplingPlan) -> None:
     """Whole decodes in rotation, as in stage m2; the spread of the first blocks says how many there are."""
     _say("3 of 3: decoding")
     with stage.attempt() as attempt:
         work = m2.work(stage, stage.protocol["candidates"])
-        _run([CellRun(stage, attempt, work, cell, plan)], "decode", BLOCK_S)
+        _run([CellRun(stage, attempt, work, cell, plan) for cell in cells], "decode", BLOCK_S)
 
 
 def _run(runs: list[CellRun], title: str, seconds: float) -> None:
@@ -321,76 +337,116 @@ def _over_blocks(rows: pd.DataFrame, name: str, metric: str) -> float | None:
     return digits(float(own.groupby("block")["value"].median().median())) if len(own) else None
 
 
-def reading(decode: dict[str, Any], adopt_at: float) -> str:
-    """One sentence on what the decode's interval says."""
+def sentence(document: dict[str, Any], cell: dict[str, Any]) -> str:
+    """The result at a context: ``MINE is 1.08x K1 at 4,096 [1.06, 1.10]: faster``."""
+    name, against, decode = document["candidate"], document["against"], cell["decode"]
     if decode["ratio"] is None:
-        return f"no interval: {decode['problem']}"
+        return f"{name} at {cell['context']:,}: no interval, {decode['problem']}"
     low, high = decode["ci95"]
-    if low >= adopt_at:
-        return f"its lower bound clears the {adopt_at:.2f} that adopts, in this cell"
-    if low > 1:
-        return f"faster, but its lower bound stays under the {adopt_at:.2f} that adopts"
-    if high < 1:
-        return "slower"
-    return "no difference is shown: the interval holds 1"
+    reading = "no difference is shown"
+    if low > 1 or high < 1:
+        reading = "faster" if low > 1 else "slower"
+    return (
+        f"{name} is {decode['ratio']:.3f}x {against} at {cell['context']:,} [{low:.3f}, {high:.3f}]: "
+        f"{reading}"
+    )
+
+
+#: Column of the table → the figure of an arm at a context: of its decode, then of its attention alone.
+_COLUMNS = {
+    "tokens/s": ("decode", "tokens_per_s"),
+    "p50 ms": ("decode", "step_ms_p50"),
+    "p95 ms": ("decode", "step_ms_p95"),
+    "attention GB/s": ("attention", "unique_gb_per_s"),
+    "of ceiling": ("attention", "ceiling_fraction"),
+}
+
+
+def _rows(document: dict[str, Any]) -> list[list[str]]:
+    """Context, store and the figures of `_COLUMNS`, as text."""
+    return [
+        [
+            f"{cell['context']:,}",
+            arm,
+            *(_number(cell[part]["arms"][arm][key]) for part, key in _COLUMNS.values()),
+        ]
+        for cell in document["cells"]
+        for arm in (document["candidate"], document["against"])
+    ]
+
+
+def _title(document: dict[str, Any]) -> str:
+    model = document["model"] + (" (synthetic weights)" if document["synthetic"] else "")
+    pair = f"{document['candidate']} against {document['against']}{labels.of_contrast(document)}"
+    threads = f", {document['threads']} threads" if document["threads"] > 1 else ""
+    return f"{pair}, {model}{threads}"
+
+
+def _suite(document: dict[str, Any]) -> str:
+    suite = document["conformance"]
+    word = f"conformance: {suite['passed_tests']} passed, {len(suite['failed'])} failed"
+    return word + (f"; {suite['crash']}" if suite["crash"] else "")
+
+
+def _troubles(document: dict[str, Any]) -> list[str]:
+    """What failed: checks of the suite, then arms."""
+    suite = document["conformance"]
+    found = [f"{test}: {why}" for test, why in suite["failed"].items()]
+    return found + [f"failed: {text}" for cell in document["cells"] for text in cell["failed"]]
 
 
 def render(document: dict[str, Any]) -> Any:
-    """The document as rich text, worst news first."""
+    """The document as rich text, worst news first and the result last."""
     from rich.console import Group
     from rich.text import Text
 
-    name, against = document["candidate"], document["against"]
-    suite, decode, attention = (document[part] for part in ("conformance", "decode", "attention"))
-    model = document["model"] + (" (synthetic weights)" if document["synthetic"] else "")
-    pair = f"{name} against {against}{labels.of_contrast(document)}"
-    parts: list[Any] = [Text(f"{pair}, {model}, {document['context']:,} positions", "bold")]
-    word = f"{suite['passed_tests']} passed, {len(suite['failed'])} failed"
-    style = "green" if suite["passed"] else "bold red"
-    parts.append(
-        Text(f"conformance: {word}" + (f"; {suite['crash']}" * bool(suite["crash"])), style)
-    )
-    parts += [Text(f"  {test}: {why}", "red") for test, why in suite["failed"].items()]
-    parts += [Text(f"  gap: {gap}") for gap in suite["gaps"]]
-    parts += [Text(f"failed: {text}", "red") for text in document["failed"]]
-
+    passed = document["conformance"]["passed"]
+    parts: list[Any] = [Text(_title(document), "bold")]
+    parts.append(Text(_suite(document), "green" if passed else "bold red"))
+    parts += [Text(f"  {text}", "red") for text in _troubles(document)]
+    parts += [Text(f"  gap: {gap}") for gap in document["conformance"]["gaps"]]
     table = printed.table(box=None, padding=(0, 2, 0, 0))
-    columns = ("tokens/s", "p50 ms", "p95 ms", "attention GB/s", "share of ceiling")
-    table.add_column("store")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for arm in (name, against):
-        steps, region = decode["arms"][arm], attention["arms"][arm]
-        table.add_row(
-            arm,
-            *(_number(steps[key]) for key in ("tokens_per_s", "step_ms_p50", "step_ms_p95")),
-            _number(region["unique_gb_per_s"]),
-            _number(region["ceiling_fraction"]),
-        )
+    for column in ("context", "store", *_COLUMNS):
+        table.add_column(column, justify="left" if column == "store" else "right")
+    for row in _rows(document):
+        table.add_row(*row)
     parts.append(table)
-    for what, found in (("decode", decode), ("attention", attention)):
-        parts.append(Text(f"{what}: {_ratio(found)}"))
-    parts.append(Text(reading(decode, document["adopt_at"]), "bold"))
-    if (kld := decode["agreement"]["kld"]) is not None:
-        top1 = decode["agreement"]["top1"]
-        parts.append(
-            Text(f"beside {against}'s logits: KLD {kld:.2g}, top token equal in {top1:.0%}")
-        )
-    if document["void_blocks"]:
-        parts.append(Text(f"{document['void_blocks']} runs of blocks were void and repeated"))
-    parts.append(Text(document["note"]))
+    for cell in document["cells"]:
+        parts += [Text(text, "dim") for text in _details(document, cell)]
+    parts.append(Text(document["note"], "dim"))
+    parts += [Text(sentence(document, cell), "bold") for cell in document["cells"]]
     return Group(*parts)
+
+
+def _details(document: dict[str, Any], cell: dict[str, Any]) -> list[str]:
+    """What else was seen at a context."""
+    attention, agreement = cell["attention"], cell["decode"]["agreement"]
+    found = []
+    if attention["ratio"] is not None:
+        found.append(
+            f"{cell['context']:,}: attention alone {answers.interval(attention)}x, {attention['n_blocks']} blocks; "
+            f"decode {cell['decode']['n_blocks']} blocks"
+        )
+    if agreement["kld"] is not None:
+        found.append(
+            f"{cell['context']:,}: beside {document['against']}'s logits: KLD {agreement['kld']:.2g}, top token "
+            f"equal in {agreement['top1']:.0%}"
+        )
+    if cell["void_blocks"]:
+        found.append(f"{cell['context']:,}: {cell['void_blocks']} runs of blocks were void and repeated")
+    return found
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The same for a pull request: the sentences, then the table."""
+    lines = [f"**{sentence(document, cell)}**" for cell in document["cells"]]
+    lines += ["", _title(document), "", _suite(document)]
+    lines += [f"- {text}" for text in _troubles(document)]
+    header = ["context", "store", *_COLUMNS]
+    rule = ["---" if name == "store" else "---:" for name in header]
+    lines += ["", *(f"| {' | '.join(row)} |" for row in (header, rule, *_rows(document)))]
+    return "\n".join([*lines, ""])
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _ratio(found: dict[str, Any]) -> str:
-    if found["ratio"] is None:
-        return f"no ratio: {found['problem']}"
-    low, high = found["ci95"]
-    return (
-        f"{found['ratio']:.3f} times as fast [{low:.3f}, {high:.3f}] (95% t interval over "
-        f"n = {found['n_blocks']} blocks)"
-    )

@@ -1,0 +1,252 @@
+"""``kvtrial compare RUN RUN`` and ``kvtrial history``: the same arms in other runs.
+
+A machine is not the same from one day to the next, so times of two runs say little about the code between them.
+What is compared is each arm's ratio over the reference of its own run, where both met the same minutes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtrial.decision import facts, stats, validity
+from kvtrial.decision.contrasts import Measured, digits
+from kvtrial.host import printed
+from kvtrial.measure.plan import cell_name
+from kvtrial.registration import Cell, Protocol
+from kvtrial.run import events, protocol
+from kvtrial.run.layout import ConfigError
+from kvtrial.show import answers, fleet
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a run has measured, and what it is of."""
+
+    facts: dict[str, Any]
+    protocol: Protocol
+    measured: Measured
+
+    @classmethod
+    def of(cls, run_dir: Path) -> _Run:
+        registered = protocol.load(run_dir / "protocol.json")
+        rows = events.read_run(run_dir)
+        own = facts.of_run(rows)
+        chosen, _ = validity.first_complete_attempts(rows)
+        judged = validity.judge(chosen, registered)
+        measured = Measured(judged.valid_rows, registered, own["profile"], own["usable_cpus"])
+        return cls(own, registered, measured)
+
+    def logs(self, cell: Cell, name: str) -> np.ndarray | None:
+        """log of an arm's tokens/s over the reference's, by block; None where there are too few."""
+        try:
+            return self.measured.logs(cell, name, self.protocol["decision"]["reference"])
+        except stats.Unusable:
+            return None
+
+
+def compare(first: Path, second: Path) -> dict[str, Any]:
+    """How each arm stands in the second run against how it stood in the first.
+
+    Parameters
+    ----------
+    first, second : Path
+        Folders of runs.
+
+    Returns
+    -------
+    dict
+        JSON-safe: ``first`` and ``second`` (what the runs are of), ``reference``, ``rows`` and
+        ``not_comparable``, a sentence each. A row's ``ratio`` is the second run's ratio over the reference by
+        the first's, with Welch's interval over blocks.
+
+    Raises
+    ------
+    ConfigError
+        The runs are of two models, or have two references: nothing of them compares.
+    ProtocolError
+        A run is of another protocol version.
+    """
+    runs = [_Run.of(path) for path in (first, second)]
+    for what, values in {
+        "model": [run.facts["model"] for run in runs],
+        "reference": [run.protocol["decision"]["reference"] for run in runs],
+    }.items():
+        if values[0] != values[1]:
+            raise ConfigError(
+                f"not comparable: the {what} is {values[0]} in {first.name} and {values[1]} in {second.name}"
+            )
+    reference = runs[0].protocol["decision"]["reference"]
+    rows: list[dict[str, Any]] = []
+    unlike: list[str] = []
+    confidence = runs[0].protocol["decision"]["confidence"]
+    others = {cell_name(cell): cell for cell in runs[1].measured.cells}
+    for cell in runs[0].measured.cells:
+        where = f"{cell['context']:,} positions, {cell['sessions']} sessions, {cell['threads']} threads"
+        if (twin := others.get(cell_name(cell))) is None:
+            unlike.append(f"{where}: a cell of {first.name} alone")
+            continue
+        for name in runs[0].protocol["candidates"]:
+            if name == reference:
+                continue
+            logs = [run.logs(own, name) for run, own in zip(runs, (cell, twin))]
+            if logs[0] is None or logs[1] is None:
+                if any(one is not None for one in logs):
+                    unlike.append(f"{name} at {where}: not measured in both")
+                continue
+            rows.append({**_cell(cell), "candidate": name, **_change(logs[0], logs[1], confidence)})
+    return {
+        **{which: _described(run) for which, run in zip(("first", "second"), runs)},
+        "reference": reference,
+        "rows": rows,
+        "not_comparable": unlike,
+    }
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    return {"context": cell["context"], "sessions": cell["sessions"], "threads": cell["threads"]}
+
+
+def _change(before: np.ndarray, after: np.ndarray, confidence: float) -> dict[str, Any]:
+    interval = stats.welch_interval(after, before, confidence)
+    return {
+        "before": digits(stats.ratio_of(float(before.mean()))),
+        "after": digits(stats.ratio_of(float(after.mean()))),
+        "ratio": digits(stats.ratio_of(float(after.mean() - before.mean()))),
+        "ci95": [digits(interval.low), digits(interval.high)],
+        "n_blocks": [len(before), len(after)],
+    }
+
+
+def _described(run: _Run) -> dict[str, Any]:
+    keys = ("run_id", "machine", "model", "measured")
+    return {**{key: run.facts[key] for key in keys}, "protocol": run.protocol["name"]}
+
+
+def compared(document: dict[str, Any]) -> list[dict[str, str]]:
+    """The rows of `compare` as text, by column."""
+    over = f"over {document['reference']}"
+    return [
+        {
+            "arm": row["candidate"],
+            "context": f"{row['context']:,}",
+            "sessions": str(row["sessions"]),
+            "threads": str(row["threads"]),
+            f"{over}, before": f"{row['before']:.3f}",
+            f"{over}, after": f"{row['after']:.3f}",
+            "after / before": answers.interval(row, 3),
+            "reading": _reading(row["ci95"]),
+        }
+        for row in document["rows"]
+    ]
+
+
+def _reading(bounds: Sequence[float | None]) -> str:
+    low, high = bounds
+    if low is not None and low > 1:
+        return "faster"
+    if high is not None and high < 1:
+        return "slower"
+    return "no difference shown"
+
+
+def notes(document: dict[str, Any]) -> list[str]:
+    """What stands above and below the rows: the two runs, and what of them does not compare."""
+    said = [
+        f"{which}: {run['run_id']}, {run['machine']}, {answers.measured(run) or 'it does not say when'}"
+        for which, run in (("before", document["first"]), ("after", document["second"]))
+    ]
+    if document["first"]["machine"] != document["second"]["machine"]:
+        said.append("Two machines: a difference may be theirs as well as the code's.")
+    return said + [f"not comparable: {text}" for text in document["not_comparable"]]
+
+
+def history(runs: Iterable[Path], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Every decided run, oldest first: what it answers, and how arms stood over its FP32 arm.
+
+    Parameters
+    ----------
+    runs : paths
+        Folders of runs; one without a verdict is left out.
+    names : sequence of str
+        Arms to follow; by default what each run says to run.
+
+    Returns
+    -------
+    list of dict
+        JSON-safe: ``measured``, ``run_id``, ``machine``, ``model``, ``run``, ``language``, and ``arms``: name →
+        ratio in the primary cell with its interval, or None.
+    """
+    found = []
+    for run_dir in runs:
+        if not (run_dir / "verdict.json").is_file():
+            continue
+        verdict = fleet.load(run_dir)
+        primary = answers.primary_context(verdict)
+        followed = names or [name for name in (verdict["run"]["store"],) if name]
+        found.append(
+            {
+                **{key: verdict[key] for key in ("measured", "run_id", "machine", "model")},
+                "run": answers.store(verdict),
+                "language": answers.outcome(verdict),
+                "arms": {name: answers.over_fp32(verdict, name, primary) for name in followed},
+            }
+        )
+    return sorted(found, key=lambda row: (row["measured"]["begun"], row["run_id"]))
+
+
+def told(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The rows of `history` as text, by column."""
+    return [
+        {
+            "begun": row["measured"]["begun"][:16].replace("T", " ") or "-",
+            "commit": row["measured"]["commit"][:8] or "-",
+            "model": row["model"],
+            "machine": row["machine"],
+            "run": row["run"],
+            "over the FP32 arm": ", ".join(
+                f"{name} {answers.interval(ratio)}" for name, ratio in row["arms"].items() if ratio
+            )
+            or "-",
+            "language": row["language"],
+        }
+        for row in rows
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows for people and for programs
+
+
+def table(rows: list[dict[str, str]]) -> Any:
+    """Rows of equal columns as a rich table."""
+    made = printed.table(box=None, padding=(0, 1, 0, 0))
+    for column in rows[0] if rows else ():
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*row.values())
+    return made
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """Rows of equal columns as a Markdown table."""
+    if not rows:
+        return ""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows of equal columns as CSV, a header first."""
+    out = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out.getvalue()
