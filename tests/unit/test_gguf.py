@@ -84,7 +84,7 @@ HOSTILE = {
     "overflow": (header(1) + record(shape=(2**32, 2**32)), GgufInvalid, "2\\^63"),
     "huge": (header(1) + record(shape=(2**40,)), GgufTruncated, "'w'"),
     "row length": (header(1) + record(shape=(33,), kind=8), GgufInvalid, "rows of 33"),
-    "type": (header(1) + record(kind=12), UnsupportedTensorType, "'w' has type 12"),
+    "type": (header(1) + record(kind=16), UnsupportedTensorType, "has tensors of IQ2_XXS"),
     "misaligned": (header(1) + record(offset=8), GgufInvalid, "offset 8"),
     "tensor twice": (header(2) + record() + record(offset=128), GgufInvalid, "'w' is there twice"),
     "overlap": (

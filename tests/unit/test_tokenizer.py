@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +69,36 @@ def test_digits_are_single_and_symbol_runs_keep_their_line_end():
     assert len(made("gpt-2", merges=merges).encode("12345")) == 4
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "default", None])
+@pytest.mark.parametrize("pre", ["deepseek-coder", "default", None])
 def test_another_pre_tokenizer_is_refused_by_name(pre):
-    with pytest.raises(TokenizerUnsupported, match=f"{pre!r}; allowed: gpt-2, qwen2, smollm"):
+    with pytest.raises(TokenizerUnsupported, match=f"{pre!r}; allowed: gpt-2, llama-bpe, qwen2, "):
         made(pre)
+
+
+def test_llama_bpe_gives_the_ids_of_llama_cpp(tmp_path):
+    """A real vocabulary of 128,256 tokens, strings and the ids that llama.cpp's own tests expect."""
+    folder = Path(__file__).parents[1] / "data" / "vocab"
+    path = tmp_path / "llama-bpe.gguf"
+    path.write_bytes(lzma.decompress((folder / "llama-bpe.gguf.xz").read_bytes()))
+    tokenizer = Tokenizer(read_gguf(path))
+    texts = (folder / "llama-bpe.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    lines = (folder / "llama-bpe.out").read_text(encoding="utf-8").split("\n")
+    assert len(texts) > 40
+    for text, line in zip(texts, lines):
+        ids = [int(word) for word in line.split()]
+        got = tokenizer.encode(text)
+        assert got[:1] == [tokenizer.bos_id] or not text
+        assert got[1:] == ids, text
+        assert tokenizer.decode(ids) == text
+
+
+def test_tekken_parts_words_where_capitals_begin():
+    """`Hello` and `helloWorld`: the second is two parts, so that no merge joins them."""
+    merges = ("l l", "o W", "1 2")
+    tekken = made("tekken", merges=merges)
+    assert tekken.encode("loW") == list(b"loW")  # "lo" and "W" are apart
+    assert len(made("qwen2", merges=merges).encode("loW")) == 2
+    assert len(tekken.encode("12")) == 2 and len(tekken.encode("all")) == 2
 
 
 def test_control_tokens_only_where_asked_and_user_defined_always():

@@ -4,6 +4,7 @@ In reading order:
 
 ==================  ================================================================================
 `gguf`, `config`    the file, its metadata as a `ModelConfig`; typed errors before memory is taken
+`kinds`             tensor kinds: their blocks, and as which of four each is kept
 `architecture`      model families as data: what one's layers do that another's don't
 `tokenizer`         the file's byte-level BPE, through the library ``tokenizers``
 `weights`           matrices packed into panels of eight rows; ``_weights`` multiplies by them

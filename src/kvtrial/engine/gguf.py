@@ -17,7 +17,6 @@ the file's size. Decided where the specification leaves room:
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import math
 import mmap
@@ -40,6 +39,7 @@ from kvtrial.engine.errors import (
     UnsupportedArchitecture,
     UnsupportedTensorType,
 )
+from kvtrial.engine.kinds import OTHERS, QK, TensorKind
 from kvtrial.host.files import beside
 
 U8 = npt.NDArray[np.uint8]
@@ -48,26 +48,6 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
-QK = 32  # weights per quantised block
-
-
-class TensorKind(enum.Enum):
-    """Tensor formats by their GGUF number."""
-
-    F32 = 0
-    F16 = 1
-    Q4_1 = 3  # per block: scale f16, minimum f16, 16 bytes of nibbles (low: 0..15, high: 16..31)
-    Q8_0 = 8  # per block: scale f16, 32 x int8
-
-    @property
-    def block_size(self) -> int:
-        """Weights per block."""
-        return QK if self in (TensorKind.Q4_1, TensorKind.Q8_0) else 1
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes per block."""
-        return {"F32": 4, "F16": 2, "Q4_1": 20, "Q8_0": 34}[self.name]
 
 
 @dataclass(frozen=True)
@@ -279,7 +259,7 @@ def read_gguf(path: str | Path) -> GgufFile:
     GgufInvalid
         Foreign magic, version or byte order; contradictory records.
     UnsupportedTensorType
-        A tensor that is none of F32, F16, Q8_0, Q4_1.
+        Tensors of kinds that are not in `TensorKind`; the message has all of them.
     NonFiniteWeight
         NaN or infinity among the weights or block scales.
     """
@@ -301,12 +281,15 @@ def read_gguf(path: str | Path) -> GgufFile:
         metadata[key] = cursor.value()
     alignment = _alignment(path, metadata)
     records: dict[str, _Record] = {}
+    strange: dict[int, list[str]] = {}
     for i in range(n_tensors):
         cursor.what = f"tensor record {i} of {n_tensors}"
-        record = _read_record(cursor, alignment)
+        record = _read_record(cursor, alignment, strange)
         if record.name in records:
             raise cursor.invalid("is there twice")
         records[record.name] = record
+    if strange:
+        raise _unsupported(path, strange)
     start = -(-cursor.at // alignment) * alignment
     tensors = _map_tensors(path, mapped, start, records)
     for tensor in tensors.values():
@@ -317,11 +300,11 @@ def read_gguf(path: str | Path) -> GgufFile:
 def check_finite(tensor: GgufTensor, path: Path | str = "") -> None:
     """Raise `NonFiniteWeight`, naming tensor and block, for a NaN or infinite weight or scale."""
     # Exponent bits tell: integer tests neither convert FP16 nor raise floating-point flags.
-    word, exponent = ("<u4", 0x7F800000) if tensor.kind is TensorKind.F32 else ("<u2", 0x7C00)
+    word, exponent = _EXPONENTS.get(tensor.kind, ("<u2", 0x7C00))
     stride = tensor.kind.block_bytes
     count = tensor.data.size // stride
     bad, first = 0, 0
-    for at in (0, 2) if tensor.kind is TensorKind.Q4_1 else (0,):
+    for at in tensor.kind.layout.halves or (0,):
         view: npt.NDArray[Any] = np.ndarray(
             (count,), word, buffer=tensor.data.data, offset=at, strides=(stride,)
         )
@@ -335,6 +318,10 @@ def check_finite(tensor: GgufTensor, path: Path | str = "") -> None:
                 f"{path}: tensor {tensor.name!r} ({tensor.kind.name}) block {first} is NaN or "
                 f"infinite ({bad} blocks in all); the file is corrupt: fetch it again"
             )
+
+
+#: Words whose exponent's bits are all set are no numbers; of the others, scales of FP16 are looked at.
+_EXPONENTS = {TensorKind.F32: ("<u4", 0x7F800000), TensorKind.BF16: ("<u2", 0x7F80)}
 
 
 class _Record(NamedTuple):
@@ -372,7 +359,22 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
     return int(value)
 
 
-def _read_record(cursor: _Cursor, alignment: int) -> _Record:
+def _unsupported(path: Path, strange: Mapping[int, list[str]]) -> UnsupportedTensorType:
+    """All that stands in the way, and the ways out."""
+    met = (
+        f"{OTHERS.get(number, f'type {number}')} ({len(names)} tensors, such as {names[0]!r})"
+        for number, names in sorted(strange.items())
+    )
+    return UnsupportedTensorType(
+        f"{path}: has tensors of {', '.join(met)}; allowed: {', '.join(k.name for k in TensorKind)}. Convert it "
+        "by llama.cpp's `llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0`, or better from its F16 "
+        "original; or measure its shape with random weights: see synthetic in config/models.yaml"
+    )
+
+
+def _read_record(cursor: _Cursor, alignment: int, strange: dict[int, list[str]]) -> _Record:
+    """The next record; one of a kind that does not run is noted in ``strange``, and its size is not known.
+    """
     name = cursor.string()
     cursor.what = f"tensor {name!r}"
     dimensions = cursor.u32()
@@ -384,10 +386,8 @@ def _read_record(cursor: _Cursor, alignment: int) -> _Record:
     try:
         kind = TensorKind(number)
     except ValueError:
-        raise UnsupportedTensorType(
-            f"{cursor.path}: tensor {name!r} has type {number}; allowed: "
-            + ", ".join(f"{k.name} ({k.value})" for k in TensorKind)
-        ) from None
+        strange.setdefault(number, []).append(name)
+        return _Record(name, TensorKind.F32, shape, 0, offset)
     weights = math.prod(shape)
     if weights == 0 or weights >= 2**63:
         raise cursor.invalid(f"has shape {shape}; allowed: no empty dimension, under 2^63 weights")

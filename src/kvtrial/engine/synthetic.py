@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtrial.engine.architecture import ARCHITECTURES
-from kvtrial.engine.gguf import QK, TensorKind, TensorToWrite, write_gguf
+from kvtrial.engine.gguf import TensorToWrite, write_gguf
+from kvtrial.engine.kinds import QK, TensorKind
 from kvtrial.engine.tokenizer import CONTROL, byte_tokens
 
 U8 = npt.NDArray[np.uint8]

@@ -6,13 +6,15 @@ Decided where files and peers differ:
 - Text is not normalised, as llama.cpp doesn't: `decode` gives back what `encode` took.
 - CONTROL tokens are recognised only with ``parse_special``; else their text is plain text.
   USER_DEFINED tokens are always one id.
-- BOS is put in front only where the file says ``add_bos_token``, once, and never to empty text.
+- BOS is put in front where the file says ``add_bos_token``, or where it does not say and the family always has
+  one, once, and never to empty text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
@@ -25,10 +27,16 @@ from kvtrial.engine.gguf import GgufFile
 
 CONTROL, USER_DEFINED = 3, 4
 
-# The published split pattern of Qwen2 (one digit a token, symbol runs with their line ends).
-_QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+# The published split patterns: words with what stands before them, digits (Qwen2 one a token, Llama 3 up to
+# three), symbol runs with their line ends, and white space. Mistral's Tekken parts words where capitals begin.
+_SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_QWEN2_SPLIT = _WORDS + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACE
+_LLAMA3_SPLIT = _WORDS + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACE
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_TEKKEN_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACE
 )
 
 
@@ -36,17 +44,33 @@ def _gpt2() -> Any:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-def _smollm() -> Any:
+def _digits() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _qwen2() -> Any:
-    split = pre_tokenizers.Split(Regex(_QWEN2_SPLIT), "isolated")
+def _split(pattern: str) -> Any:
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, plain])
 
 
-PRE_TOKENIZERS = {"gpt-2": _gpt2, "qwen2": _qwen2, "smollm": _smollm}
+class _Pre(NamedTuple):
+    """How text is parted, whether a part that is a token is taken whole, whatever the merges say, and whether
+    BOS is put in front where the file does not say."""
+
+    parts: Callable[[], Any]
+    whole_words: bool = False
+    add_bos: bool = False
+
+
+PRE_TOKENIZERS = {
+    "gpt-2": _Pre(_gpt2),
+    "llama-bpe": _Pre(partial(_split, _LLAMA3_SPLIT), whole_words=True, add_bos=True),
+    "qwen2": _Pre(partial(_split, _QWEN2_SPLIT)),
+    "smollm": _Pre(_digits),
+    "starcoder": _Pre(_digits),
+    "tekken": _Pre(partial(_split, _TEKKEN_SPLIT), whole_words=True, add_bos=True),
+}
 
 
 def byte_tokens() -> list[str]:
@@ -83,7 +107,8 @@ class Tokenizer:
         self.vocab_size = len(self._tokens)
         self.bos_id = self._special_id("bos")
         self.eos_id = self._special_id("eos")
-        self._add_bos = self._get("add_bos_token", False)
+        self._pre = PRE_TOKENIZERS[self._get("pre")]
+        self._add_bos = self._get("add_bos_token", self._pre.add_bos and self.bos_id is not None)
         if not isinstance(self._add_bos, bool):
             raise GgufInvalid(
                 f"{file.path}: tokenizer.ggml.add_bos_token is {self._add_bos!r}; allowed: a bool"
@@ -187,8 +212,9 @@ class Tokenizer:
                     "vocabulary whose join is a token"
                 )
             merges.append((left, right))
-        library = _Library(BPE(vocab=vocab, merges=merges))
-        library.pre_tokenizer = PRE_TOKENIZERS[self._get("pre")]()
+        whole = self._pre.whole_words
+        library = _Library(BPE(vocab=vocab, merges=merges, ignore_merges=whole))
+        library.pre_tokenizer = self._pre.parts()
         library.decoder = decoders.ByteLevel()
         types = self._get("token_type", np.zeros(0, np.int32))
         if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":

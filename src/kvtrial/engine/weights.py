@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from kvtrial.engine._regions import Head, Layer
 from kvtrial.engine._weights import Matrix, packed_nbytes
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.errors import GgufInvalid
-from kvtrial.engine.gguf import GgufFile, GgufTensor
+from kvtrial.engine.gguf import GgufFile, GgufTensor, check_finite
+from kvtrial.engine.kinds import KEPT, kept
 
 HUGE_PAGE = 2 << 20
 
@@ -96,11 +97,19 @@ class _Taker:
                 f"({rows}, {cols})"
             )
         self.taken.add(name)
-        kind, taken = tensor.kind.name, rows if used is None else used
+        kind, taken = KEPT[tensor.kind].kind.name, rows if used is None else used
         room = self._room[: packed_nbytes(kind, taken, cols)]
         self._room = self._room[_room_nbytes(tensor) :]
         data = tensor.data[: taken * (tensor.data.size // rows)]
-        return Matrix(name, kind, taken, cols, data, room)
+        return Matrix(name, kind, taken, cols, self._kept(tensor, data), room)
+
+    def _kept(self, tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
+        """A tensor's blocks in the kind that they are kept as, which have to be finite too."""
+        made = kept(tensor.kind, data)
+        target = KEPT[tensor.kind].kind
+        if target is not tensor.kind:
+            check_finite(replace(tensor, kind=target, data=made), self.file.path)
+        return made
 
     def vector(self, name: str, size: int) -> F32:
         """A small tensor as float32, whatever it is stored as."""
@@ -112,13 +121,14 @@ class _Taker:
             )
         self.taken.add(name)
         out = np.empty((1, size), np.float32)
-        Matrix(name, tensor.kind.name, 1, size, tensor.data).dequantise(0, 1, out)
+        kind = KEPT[tensor.kind].kind.name
+        Matrix(name, kind, 1, size, self._kept(tensor, tensor.data)).dequantise(0, 1, out)
         return out[0]
 
 
 def _room_nbytes(tensor: GgufTensor) -> int:
     """What a matrix takes, in whole cache lines."""
-    return -(-packed_nbytes(tensor.kind.name, *tensor.shape) // 64) * 64
+    return -(-packed_nbytes(KEPT[tensor.kind].kind.name, *tensor.shape) // 64) * 64
 
 
 def _huge_pages(nbytes: int) -> np.ndarray:
