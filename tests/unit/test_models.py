@@ -24,10 +24,11 @@ from kvtrial.engine.errors import (
 from kvtrial.engine.gguf import TensorKind, read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.host import paths
-from kvtrial.run import corpus, models, protocol
+from kvtrial.run import corpus, layout, models, protocol
 from kvtrial.stages import parity
 from kvtrial.stages.common import Stage, StageError
 
+ROOT = Path(__file__).parents[2]
 MEMBER = "fake_model/weights.gguf"
 CONTENT = b"GGUF of a fake model"
 
@@ -299,3 +300,28 @@ def test_a_name_that_stays_text_is_a_name(name, tmp_path, monkeypatch):
         f"models: {{'{name}': {{architecture: llama, licence: none, path: m.gguf}}}}\n"
     )
     assert list(models.entries()) == [name]
+
+
+def test_a_file_of_ones_own_is_a_model_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path / "results"))
+    own = tmp_path / "My Model.Q8.gguf"
+    models.fetch("tiny-llama", own)
+    digest = hashlib.sha256(own.read_bytes()).hexdigest()
+    name = models.register(own)
+    assert name == f"my-model.q8-{digest[:8]}"
+    assert models.register(str(own)) == name
+    link = tmp_path / "results" / "models" / f"{name}.gguf"
+    assert link.is_symlink() and link.resolve() == own
+    assert models.path_of(name) == link and models.is_synthetic(name)
+    assert models.entry(name)["sha256"] == digest
+    run = layout.plan({"model": str(own), "profile": "default", "protocol": ROOT / "config" / "protocol.yaml"})
+    assert run.model == name and run.gguf == link
+    link.unlink()
+    assert models.fetch(name) == link and link.resolve() == own
+    # Another file at that path is another model; the old name's is said to be another now.
+    own.write_bytes(own.read_bytes() + b"\0" * 32)
+    assert models.register(own) != name
+    with pytest.raises(ModelHashMismatch, match=name):
+        models.fetch(name)
+    with pytest.raises(ModelNotFetched, match="no file '/nowhere.gguf'; give the path"):
+        models.register("/nowhere.gguf")

@@ -202,20 +202,23 @@ def plan(config: dict[str, Any], results: Path | None = None) -> Run:
     Parameters
     ----------
     config : dict
-        ``model``, ``protocol`` (a path) and ``profile``, as in config/config.yaml.
+        ``model`` (a name of config/models.yaml, or the path of a file that ends in .gguf), ``protocol`` (a
+        path) and ``profile``, as in config/config.yaml.
     results : Path, optional
         By default `kvtrial.host.paths.results_dir`.
 
     Raises
     ------
-    UnknownModel
-        No such entry in config/models.yaml.
+    UnknownModel, ModelNotFetched
+        No such entry in config/models.yaml, or no such file.
     ConfigError
         An unknown profile or candidate, or no such protocol file.
     ProtocolError
         The protocol is not what its schema allows.
     """
     model, profile, path = config["model"], config["profile"], Path(config["protocol"])
+    if model.endswith(".gguf"):
+        model = models.register(model)
     models.entry(model)
     if profile not in PROFILES:
         raise ConfigError(f"profile: no profile {profile!r}; known: {', '.join(PROFILES)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -29,9 +30,9 @@ from kvtrial.engine.errors import (
     ModelsConfigInvalid,
     UnknownModel,
 )
-from kvtrial.engine.synthetic import ModelSizes, write_synthetic
+from kvtrial.engine.synthetic import SYNTHETIC_KEY, ModelSizes, write_synthetic
 from kvtrial.host import paths
-from kvtrial.host.files import is_file, write_text
+from kvtrial.host.files import beside, is_file, write_text
 from kvtrial.run import schemas
 
 if TYPE_CHECKING:
@@ -79,12 +80,69 @@ def _stays_text(name: str) -> bool:
 def entry(name: str) -> dict[str, Any]:
     """One entry of config/models.yaml; `UnknownModel` lists the names."""
     known = entries()
-    if name not in known:
-        raise UnknownModel(
-            f"no model {shown(name)}; known: {', '.join(known)}; a file of yours gets its name in "
-            f"config/models.yaml, or is loaded by its path, which ends in .gguf"
-        )
-    return known[name]
+    if name in known:
+        return known[name]
+    if (own := _registered(name)) is not None:
+        return own
+    raise UnknownModel(
+        f"no model {shown(name)}; known: {', '.join(known)}; a file of yours is named by its path, which ends "
+        "in .gguf, or gets a name in config/models.yaml"
+    )
+
+
+def register(path: str | Path) -> str:
+    """The name of a file of one's own in a trial: nothing is copied.
+
+    The name has the beginning of the file's hash, so that another file of that name is another model. In the
+    models folder of the results a link to the file and a note of what it was stand under it.
+
+    Raises
+    ------
+    ModelNotFetched
+        There is no such file.
+    """
+    path = Path(path).expanduser()
+    if not is_file(path):
+        raise ModelNotFetched(f"no file {shown(str(path))}; give the path of a GGUF file")
+    path = path.resolve()
+    folder = _default_path("any").parent
+    folder.mkdir(parents=True, exist_ok=True)
+    # By the path first, so that a file that is known is not hashed again.
+    known = folder / f".{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.gguf"
+    _link(known, path)
+    digest = sha256(known)
+    stem = re.sub(r"[^a-z0-9.]+", "-", path.stem.lower()).strip("-.") or "model"
+    name = f"{stem}-{digest[:8]}"
+    if (_registered(name) or {}).get("path") != str(path) or not _default_path(name).is_file():
+        note = {"path": str(path), "sha256": digest, "synthetic": _has_random_weights(path)}
+        write_text(_note(name), json.dumps(note))
+        _link(_default_path(name), path)
+    return name
+
+
+def _link(link: Path, target: Path) -> None:
+    with beside(link) as new:
+        new.symlink_to(target)
+
+
+def _note(name: str) -> Path:
+    return _default_path(name).with_suffix(".json")
+
+
+def _registered(name: str) -> dict[str, Any] | None:
+    """What `register` has written of a name: ``path``, ``sha256`` and, where the weights are random, ``synthetic``."""
+    try:
+        own = json.loads(_note(name).read_text(encoding="utf-8"))
+        found = {key: own[key] for key in ("path", "sha256")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return {**found, "synthetic": {}} if own.get("synthetic") else found
+
+
+def _has_random_weights(path: Path) -> bool:
+    from kvtrial.engine.gguf import read_gguf
+
+    return bool(read_gguf(path).metadata.get(SYNTHETIC_KEY, False))
 
 
 def is_synthetic(name: str) -> bool:
@@ -153,6 +211,10 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
     model = entry(name)
     target = Path(target) if target is not None else _default_path(name)
     expected = model.get("sha256")
+    if name not in entries():  # a file of one's own: `register`
+        _link(target, Path(model["path"]))
+        check_sha256(target, expected)
+        return target
     if target.is_file():
         try:
             check_sha256(target, expected)
