@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kvtrial.engine import load
-from kvtrial.engine.gguf import GgufFile, TensorKind
+from kvtrial.engine.errors import GgufInvalid, UnsupportedArchitecture
+from kvtrial.engine.gguf import GgufFile, TensorKind, TensorToWrite, read_gguf, write_gguf
 from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 
 #: RoPE pairs halves; Q, K and V have biases; heads of Q and K are normed; the gate is GELU; embeddings scaled
@@ -52,8 +53,9 @@ def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def turned(x: np.ndarray, positions: np.ndarray, halves: bool) -> np.ndarray:
-    """x (n, heads, D) by angle position * base ** (-2i / D)."""
-    angle = positions[:, None, None] * BASE ** (-np.arange(DIM // 2) / (DIM // 2))
+    """x (n, heads, D) by angle position * base ** (-2i / D); ``positions`` (n,), or (n, 1, D / 2) by pair."""
+    positions = positions if positions.ndim == 3 else positions[:, None, None]
+    angle = positions * BASE ** (-np.arange(DIM // 2) / (DIM // 2))
     first, second = (
         (x[..., : DIM // 2], x[..., DIM // 2 :]) if halves else (x[..., 0::2], x[..., 1::2])
     )
@@ -72,8 +74,8 @@ def activation(x: np.ndarray, gelu: bool) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def logits(file: GgufFile, name: str, ids: np.ndarray) -> np.ndarray:
-    """Logits (n, vocab) of all positions."""
+def logits(file: GgufFile, name: str, ids: np.ndarray, factors: Any = 1.0) -> np.ndarray:
+    """Logits (n, vocab) of all positions, whose angles ``factors`` divide."""
     halves, biases, norms, gelu, scaled = FAMILIES[name]
     n = len(ids)
     embedding = values(file, "token_embd.weight")
@@ -96,7 +98,8 @@ def logits(file: GgufFile, name: str, ids: np.ndarray) -> np.ndarray:
         for part in "qk":
             if norms:
                 parts[part] = normed(parts[part], w[f"attn_{part}_norm.weight"])
-            parts[part] = turned(parts[part], np.arange(n), halves)
+            where = np.arange(n)[:, None, None] / np.broadcast_to(factors, DIM // 2)
+            parts[part] = turned(parts[part], where, halves)
         k, v = (np.repeat(parts[part], HEADS // KV_HEADS, axis=1) for part in "kv")
         scores = np.einsum("nhd,mhd->hnm", parts["q"], k) / math.sqrt(DIM)
         scores = np.where(seen, scores, -np.inf)
@@ -143,3 +146,51 @@ def test_what_a_family_has_beside_counts(family: tuple[str, Any]) -> None:
         except KeyError:  # it has tensors that this file lacks
             continue
         assert np.abs(wrong - right).max() > 1e-2, other
+
+
+def with_rope(path: Path, factors: np.ndarray | None = None, **keys: Any) -> Any:
+    """A llama whose angles are scaled, by keys or by a tensor."""
+    sizes = {"layers": LAYERS, "q_heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "ffn": 64}
+    plain = path / "plain.gguf"
+    write_synthetic(
+        plain,
+        "m",
+        ModelSizes("llama", "Q8_0", **sizes, vocab=288, context=512, rope_base=BASE, seed=7),
+    )
+    file = read_gguf(plain)
+    tensors = [TensorToWrite(t.name, t.kind, t.shape, [t.data]) for t in file.tensors.values()]
+    if factors is not None:
+        values = factors.astype("<f4")
+        tensors.append(
+            TensorToWrite("rope_freqs.weight", TensorKind.F32, values.shape, [values.tobytes()])
+        )
+    write_gguf(path / "scaled.gguf", file.metadata | {f"llama.{k}": v for k, v in keys.items()}, tensors)
+    return load(path / "scaled.gguf")
+
+
+LONG = np.random.default_rng(6).integers(0, 250, 330)
+
+
+@pytest.mark.parametrize(
+    ("factors", "keys"),
+    [
+        (np.geomspace(1, 8, DIM // 2), {}),
+        (None, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+        (None, {"rope.scale_linear": 4.0}),
+    ],
+    ids=["by pair", "linear", "of old files"],
+)
+def test_scaled_angles(tmp_path: Path, factors: np.ndarray | None, keys: dict[str, Any]) -> None:
+    """At positions 0 and 1, in the middle and past 300."""
+    model = with_rope(tmp_path, factors, **keys)
+    right = logits(model.file, "llama", LONG, 4.0 if factors is None else factors)
+    plain = logits(model.file, "llama", LONG)
+    assert np.abs(plain[[1, 150, 300, 329]] - right[[1, 150, 300, 329]]).max(axis=1).min() > 1e-2
+    np.testing.assert_allclose(model.logits(LONG), right, atol=3e-4)
+
+
+def test_a_scaling_that_does_not_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedArchitecture, match="RoPE scaling 'yarn' does not run here; allowed: none, linear"):
+        with_rope(tmp_path, **{"rope.scaling.type": "yarn"})
+    with pytest.raises(GgufInvalid, match="rope_freqs.weight has factors that are not above 0"):
+        with_rope(tmp_path, np.zeros(DIM // 2))

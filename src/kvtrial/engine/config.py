@@ -25,12 +25,15 @@ class ModelConfig:
         Tokens. Where the file's matrices have more rows, as padding, those are left out: no text has
         such a token, so none is to be chosen.
     rope_base : float
-        Angle of pair i at position p: p * rope_base ** (-2i / head_dim).
+        Angle of pair i at position p: p / rope_factor * rope_base ** (-2i / head_dim).
     rms_eps : float
     context_length : int
         Positions that the model was trained for; `room` tells what is left of them.
     tied : bool
         The output matrix is the embedding.
+    rope_factor : float
+        Positions are divided by it (linear scaling). Factors of single pairs are in the file's
+        ``rope_freqs.weight``, see `Weights.rope_factors`.
     attention_factor : float
         Of rotated queries and of rotated keys (``rope.scaling.attn_factor``).
     """
@@ -47,6 +50,7 @@ class ModelConfig:
     rms_eps: float
     context_length: int
     tied: bool
+    rope_factor: float = 1.0
     attention_factor: float = 1.0
 
     @property
@@ -93,7 +97,7 @@ class ModelConfig:
         Raises
         ------
         UnsupportedArchitecture
-            Another architecture, RoPE scaling, or partial rotation.
+            Another architecture, RoPE scaling of another kind, or partial rotation.
         GgufInvalid
             A key is missing, of the wrong type, or contradicts another.
         MissingTensor
@@ -121,6 +125,7 @@ class ModelConfig:
             rms_eps=read.number("attention.layer_norm_rms_epsilon"),
             context_length=read.integer("context_length"),
             tied="output.weight" not in file.tensors,
+            rope_factor=_rope_factor(file, read),
             attention_factor=read.number("rope.scaling.attn_factor", 1.0),
         )
         config._check(file, read)
@@ -142,22 +147,22 @@ class ModelConfig:
             raise UnsupportedArchitecture(
                 f"{file.path}: RoPE turns {rotated} of {self.head_dim} dimensions; allowed: all"
             )
-        scaling = read.raw("rope.scaling.type")
-        if scaling is not None and not (isinstance(scaling, str) and scaling == "none"):
-            raise UnsupportedArchitecture(
-                f"{file.path}: RoPE scaling {scaling!r} does not run here; use a model without it"
-            )
-        for key in ("rope.scaling.factor", "rope.scale_linear"):
-            if scaling is None and (factor := read.raw(key)) not in (None, 0, 1):
-                raise UnsupportedArchitecture(
-                    f"{file.path}: {key} is {factor!r}: RoPE scaling does not run here; use a model "
-                    "without it"
-                )
-        if "rope_freqs.weight" in file.tensors:
-            raise UnsupportedArchitecture(
-                f"{file.path}: RoPE scaling by rope_freqs.weight does not run here; use a model "
-                "without it"
-            )
+
+
+def _rope_factor(file: GgufFile, read: _Keys) -> float:
+    """What positions are divided by; 1 where they are not scaled."""
+    scaling = read.raw("rope.scaling.type")
+    if scaling not in (None, "none", "linear"):
+        raise UnsupportedArchitecture(
+            f"{file.path}: RoPE scaling {scaling!r} does not run here; allowed: none, linear, and factors in "
+            "rope_freqs.weight; use a model with one of these"
+        )
+    if scaling == "none":
+        return 1.0
+    for key in ("rope.scaling.factor", "rope.scale_linear"):  # the second is of old files
+        if read.raw(key) not in (None, 0):
+            return read.number(key)
+    return 1.0
 
 
 def _vocab(file: GgufFile, rows: int) -> int:

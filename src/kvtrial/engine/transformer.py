@@ -105,6 +105,9 @@ class Model:
         self.unused_tensors = weights.unused
         half = config.head_dim // 2
         self._frequencies = config.rope_base ** (-np.arange(half, dtype=np.float64) / half)
+        self._frequencies /= config.rope_factor
+        if weights.rope_factors is not None:
+            self._frequencies /= weights.rope_factors
 
     @classmethod
     def from_gguf(

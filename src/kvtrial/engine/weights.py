@@ -26,6 +26,8 @@ class Weights:
     embedding: Matrix
     layers: tuple[Layer, ...]
     head: Head
+    #: Divisors of RoPE's angles (head_dim / 2,), of Llama 3.1 and later; None where there are none.
+    rope_factors: F32 | None
     #: Names of tensors that the architecture has no use for, sorted.
     unused: tuple[str, ...]
 
@@ -78,7 +80,13 @@ def load_weights(file: GgufFile, config: ModelConfig) -> Weights:
     if not c.tied:
         output = take.matrix("output.weight", stored, c.hidden, used=c.vocab)
     head = Head(take.vector("output_norm.weight", c.hidden), output)
-    return Weights(embedding, tuple(layers), head, tuple(sorted(set(file.tensors) - take.taken)))
+    factors = None
+    if "rope_freqs.weight" in file.tensors:
+        factors = take.vector("rope_freqs.weight", c.head_dim // 2)
+        if not (factors > 0).all():
+            raise GgufInvalid(f"{file.path}: rope_freqs.weight has factors that are not above 0")
+    unused = tuple(sorted(set(file.tensors) - take.taken))
+    return Weights(embedding, tuple(layers), head, factors, unused)
 
 
 class _Taker:
