@@ -291,8 +291,7 @@ def test_a_tensor_that_would_change_the_output_is_refused(name):
     ("keys", "error", "message"),
     [
         ({"rope__scaling__type": "yarn"}, UnsupportedArchitecture, "yarn"),
-        ({"rope__scaling__factor": 4.0}, UnsupportedArchitecture, r"rope\.scaling\.factor is 4\.0"),
-        ({"rope__scale_linear": 4.0}, UnsupportedArchitecture, r"rope\.scale_linear is 4\.0"),
+        ({"rope__scaling__factor": -4.0}, GgufInvalid, r"rope\.scaling\.factor is -4\.0"),
         ({"rope__dimension_count": 16}, UnsupportedArchitecture, "16 of 32"),
         ({"attention__head_count_kv": 2}, GgufInvalid, "9 query heads over 2"),
         ({"attention__head_count": 0}, GgufInvalid, "head_count is 0"),
