@@ -75,14 +75,15 @@ def test_another_pre_tokenizer_is_refused_by_name(pre):
         made(pre)
 
 
-def test_llama_bpe_gives_the_ids_of_llama_cpp(tmp_path):
-    """A real vocabulary of 128,256 tokens, strings and the ids that llama.cpp's own tests expect."""
+@pytest.mark.parametrize("name", ["llama-bpe", "llama-spm"])
+def test_a_real_vocabulary_gives_the_ids_of_llama_cpp(tmp_path, name):
+    """128,256 tokens of Llama 3 and 32,000 of Llama 2, strings and the ids that llama.cpp's tests expect."""
     folder = Path(__file__).parents[1] / "data" / "vocab"
-    path = tmp_path / "llama-bpe.gguf"
-    path.write_bytes(lzma.decompress((folder / "llama-bpe.gguf.xz").read_bytes()))
+    path = tmp_path / f"{name}.gguf"
+    path.write_bytes(lzma.decompress((folder / f"{name}.gguf.xz").read_bytes()))
     tokenizer = Tokenizer(read_gguf(path))
-    texts = (folder / "llama-bpe.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
-    lines = (folder / "llama-bpe.out").read_text(encoding="utf-8").split("\n")
+    texts = (folder / f"{name}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    lines = (folder / f"{name}.out").read_text(encoding="utf-8").split("\n")
     assert len(texts) > 40
     for text, line in zip(texts, lines):
         ids = [int(word) for word in line.split()]

@@ -1,4 +1,4 @@
-"""Byte-level BPE from a GGUF's own metadata, through the ``tokenizers`` library.
+"""Byte-level BPE and SentencePiece from a GGUF's own metadata, through the ``tokenizers`` library.
 
 Decided where files and peers differ:
 
@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as _Library
 from tokenizers.models import BPE
 
@@ -25,7 +25,11 @@ from kvtrial.contract import InvalidArgument, integer, integers, shown
 from kvtrial.engine.errors import GgufInvalid, TokenizerUnsupported, UnknownToken
 from kvtrial.engine.gguf import GgufFile
 
-CONTROL, USER_DEFINED = 3, 4
+#: ``tokenizer.ggml.model`` of the two kinds that run.
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+#: How SentencePiece writes a space.
+SPACE = "\u2581"
 
 # The published split patterns: words with what stands before them, digits (Qwen2 one a token, Llama 3 up to
 # three), symbol runs with their line ends, and white space. Mistral's Tekken parts words where capitals begin.
@@ -80,6 +84,11 @@ def byte_tokens() -> list[str]:
     return [chr(b if b in printable else next(stand_ins)) for b in range(256)]
 
 
+def _byte_name(byte: int) -> str:
+    """SentencePiece's token of a byte."""
+    return f"<0x{byte:02X}>"
+
+
 class Tokenizer:
     """Text to ids and back.
 
@@ -96,10 +105,10 @@ class Tokenizer:
         Raises
         ------
         TokenizerUnsupported
-            Not byte-level BPE, a pre-tokenizer without a pattern here, or ``add_bos_token`` without
-            a BOS id.
+            Neither byte-level BPE nor SentencePiece, a pre-tokenizer without a pattern here, or
+            ``add_bos_token`` without a BOS id.
         GgufInvalid
-            Tokens, types or merges that contradict each other.
+            Tokens, types, scores or merges that contradict each other.
         """
         self._file = file
         self._refuse_unsupported()
@@ -107,21 +116,24 @@ class Tokenizer:
         self.vocab_size = len(self._tokens)
         self.bos_id = self._special_id("bos")
         self.eos_id = self._special_id("eos")
-        self._pre = PRE_TOKENIZERS[self._get("pre")]
-        self._add_bos = self._get("add_bos_token", self._pre.add_bos and self.bos_id is not None)
-        if not isinstance(self._add_bos, bool):
-            raise GgufInvalid(
-                f"{file.path}: tokenizer.ggml.add_bos_token is {self._add_bos!r}; allowed: a bool"
-            )
+        self._pieces = self._get("model") == SENTENCEPIECE
+        self._pre = None if self._pieces else PRE_TOKENIZERS[self._get("pre")]
+        always = self._pieces or (self._pre is not None and self._pre.add_bos)
+        self._add_bos = self._flag("add_bos_token", always and self.bos_id is not None)
         if self._add_bos and self.bos_id is None:
             raise TokenizerUnsupported(
                 f"{file.path}: add_bos_token is true but bos_token_id is missing; convert the model "
                 "again"
             )
+        self._space_first = self._pieces and self._flag("add_space_prefix", True)
+        self._types = self._numbers("token_type", "iu")
         self._byte_of = {stand_in: byte for byte, stand_in in enumerate(byte_tokens())}
-        known = set(self._tokens)
         # The library drops such bytes without a word.
-        self._missing_bytes = {b for b, token in enumerate(byte_tokens()) if token not in known}
+        known = set(self._tokens)
+        needed = [_byte_name(b) for b in range(256)] if self._pieces else byte_tokens()
+        self._missing_bytes = {b for b, token in enumerate(needed) if token not in known}
+        if self._pieces:  # what is a piece itself needs no byte
+            self._missing_bytes -= {ord(t) for t in known if len(t) == 1 and ord(t) < 128}
         self._library = self._build()
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
@@ -154,14 +166,22 @@ class Tokenizer:
         for i in checked:
             if not 0 <= i < self.vocab_size:
                 raise UnknownToken(f"token id {i}; allowed: 0 to {self.vocab_size - 1}")
-        return str(self._library.decode(checked, skip_special_tokens=False))
+        if not self._pieces:
+            return str(self._library.decode(checked, skip_special_tokens=False))
+        text = b"".join(map(self.bytes_of, checked)).decode(errors="replace")
+        return text.removeprefix(" ") if self._space_first else text
 
     def bytes_of(self, token: int) -> bytes:
-        """Bytes of one id; those of several, joined and read as UTF-8, are what `decode` gives."""
+        """Bytes of one id; those of several, joined and read as UTF-8, are what `decode` gives, but for the
+        space that SentencePiece puts in front of a text."""
         token = integer(token, "token")
         if not 0 <= token < self.vocab_size:
             raise UnknownToken(f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
         text = self._tokens[token]
+        if self._pieces:
+            if len(self._types) and self._types[token] == BYTE:
+                return bytes([int(text[3:5], 16)])
+            return text.replace(SPACE, " ").encode()
         try:
             return bytes(map(self._byte_of.__getitem__, text))
         except KeyError:  # no token of bytes: a name, such as a CONTROL token's
@@ -169,6 +189,14 @@ class Tokenizer:
 
     def _get(self, key: str, default: Any = None) -> Any:
         return self._file.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def _flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise GgufInvalid(
+                f"{self._file.path}: tokenizer.ggml.{key} is {value!r}; allowed: a bool"
+            )
+        return value
 
     def _strings(self, key: str) -> list[str]:
         value = self._get(key)
@@ -179,8 +207,26 @@ class Tokenizer:
             )
         return value
 
+    def _numbers(self, key: str, kinds: str) -> np.ndarray:
+        """One number a token, of a dtype among ``kinds``; none at all where the key is missing."""
+        value = self._get(key, np.zeros(0, np.int32))
+        wanted = "integers" if "i" in kinds else "numbers"
+        if not isinstance(value, np.ndarray) or (value.dtype.kind not in kinds and value.size):
+            raise GgufInvalid(
+                f"{self._file.path}: tokenizer.ggml.{key} is {value!r}; allowed: an array of {wanted}"
+            )
+        if len(value) not in (0, self.vocab_size):
+            raise GgufInvalid(
+                f"{self._file.path}: tokenizer.ggml.{key} has {len(value)} entries for "
+                f"{self.vocab_size} tokens"
+            )
+        return value
+
     def _refuse_unsupported(self) -> None:
-        for key, allowed in (("model", ["gpt2"]), ("pre", sorted(PRE_TOKENIZERS))):
+        checked = [("model", [BYTE_LEVEL, SENTENCEPIECE])]
+        if self._get("model") == BYTE_LEVEL:
+            checked.append(("pre", sorted(PRE_TOKENIZERS)))
+        for key, allowed in checked:
             value = self._get(key)
             if not isinstance(value, str) or value not in allowed:
                 raise TokenizerUnsupported(
@@ -198,17 +244,28 @@ class Tokenizer:
         return value
 
     def _build(self) -> _Library:
-        path = self._file.path
         vocab = {token: i for i, token in enumerate(self._tokens)}
         if len(vocab) != self.vocab_size:
             twice = next(t for i, t in enumerate(self._tokens) if vocab[t] != i)
-            raise GgufInvalid(f"{path}: tokenizer.ggml.tokens has {twice!r} twice")
+            raise GgufInvalid(f"{self._file.path}: tokenizer.ggml.tokens has {twice!r} twice")
+        library = self._of_pieces(vocab) if self._pieces else self._of_bytes(vocab)
+        by_type: dict[int, list[AddedToken]] = {CONTROL: [], USER_DEFINED: []}
+        for token, kind in zip(self._tokens, self._types):
+            if int(kind) in by_type and token:
+                by_type[int(kind)].append(AddedToken(token, normalized=False))
+        library.add_special_tokens(by_type[CONTROL])
+        library.add_tokens(by_type[USER_DEFINED])
+        return library
+
+    def _of_bytes(self, vocab: dict[str, int]) -> _Library:
+        """Byte-level BPE by the file's merges."""
+        assert self._pre is not None
         merges: list[tuple[str, str]] = []
         for merge in self._strings("merges"):
             left, _, right = merge.partition(" ")
             if left not in vocab or right not in vocab or left + right not in vocab:
                 raise GgufInvalid(
-                    f"{path}: tokenizer.ggml.merges has {merge!r}; allowed: two tokens of the "
+                    f"{self._file.path}: tokenizer.ggml.merges has {merge!r}; allowed: two tokens of the "
                     "vocabulary whose join is a token"
                 )
             merges.append((left, right))
@@ -216,20 +273,34 @@ class Tokenizer:
         library = _Library(BPE(vocab=vocab, merges=merges, ignore_merges=whole))
         library.pre_tokenizer = self._pre.parts()
         library.decoder = decoders.ByteLevel()
-        types = self._get("token_type", np.zeros(0, np.int32))
-        if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu":
+        return library
+
+    def _of_pieces(self, vocab: dict[str, int]) -> _Library:
+        """SentencePiece's BPE: neighbours are joined into the piece of the highest score first; what no piece
+        has is written in bytes."""
+        scores = self._numbers("scores", "f")
+        if not len(scores):
             raise GgufInvalid(
-                f"{path}: tokenizer.ggml.token_type is {types!r}; allowed: an array of integers"
+                f"{self._file.path}: tokenizer.ggml.scores is missing; convert the model again"
             )
-        if len(types) not in (0, self.vocab_size):
-            raise GgufInvalid(
-                f"{path}: tokenizer.ggml.token_type has {len(types)} entries for "
-                f"{self.vocab_size} tokens"
+        joins = [
+            (-float(scores[i]), i, token[:at], token[at:])
+            for token, i in vocab.items()
+            if not len(self._types) or self._types[i] in (NORMAL, USER_DEFINED)
+            for at in range(1, len(token))
+            if token[:at] in vocab and token[at:] in vocab
+        ]
+        merges = [(left, right) for _, _, left, right in sorted(joins)]
+        unknown = [t for t, kind in zip(self._tokens, self._types) if kind == UNKNOWN]
+        library = _Library(
+            BPE(
+                vocab=vocab,
+                merges=merges,
+                unk_token=unknown[0] if unknown else None,
+                byte_fallback=True,
+                fuse_unk=True,
             )
-        by_type: dict[int, list[AddedToken]] = {CONTROL: [], USER_DEFINED: []}
-        for token, kind in zip(self._tokens, types):
-            if int(kind) in by_type and token:
-                by_type[int(kind)].append(AddedToken(token, normalized=False))
-        library.add_special_tokens(by_type[CONTROL])
-        library.add_tokens(by_type[USER_DEFINED])
+        )
+        steps = [normalizers.Prepend(SPACE)] if self._space_first else []
+        library.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
         return library
