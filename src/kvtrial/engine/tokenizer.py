@@ -223,16 +223,16 @@ class Tokenizer:
         return value
 
     def _refuse_unsupported(self) -> None:
-        checked = [("model", [BYTE_LEVEL, SENTENCEPIECE])]
+        self._one_of("model", [BYTE_LEVEL, SENTENCEPIECE])
         if self._get("model") == BYTE_LEVEL:
-            checked.append(("pre", sorted(PRE_TOKENIZERS)))
-        for key, allowed in checked:
-            value = self._get(key)
-            if not isinstance(value, str) or value not in allowed:
-                raise TokenizerUnsupported(
-                    f"{self._file.path}: tokenizer.ggml.{key} is {value!r}; "
-                    f"allowed: {', '.join(allowed)}"
-                )
+            self._one_of("pre", sorted(PRE_TOKENIZERS))
+
+    def _one_of(self, key: str, allowed: list[str]) -> None:
+        value = self._get(key)
+        if not isinstance(value, str) or value not in allowed:
+            raise TokenizerUnsupported(
+                f"{self._file.path}: tokenizer.ggml.{key} is {value!r}; allowed: {', '.join(allowed)}"
+            )
 
     def _special_id(self, kind: str) -> int | None:
         value = self._get(f"{kind}_token_id")
