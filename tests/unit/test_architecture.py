@@ -164,7 +164,9 @@ def with_rope(path: Path, factors: np.ndarray | None = None, **keys: Any) -> Any
         tensors.append(
             TensorToWrite("rope_freqs.weight", TensorKind.F32, values.shape, [values.tobytes()])
         )
-    write_gguf(path / "scaled.gguf", file.metadata | {f"llama.{k}": v for k, v in keys.items()}, tensors)
+    write_gguf(
+        path / "scaled.gguf", file.metadata | {f"llama.{k}": v for k, v in keys.items()}, tensors
+    )
     return load(path / "scaled.gguf")
 
 
@@ -190,7 +192,10 @@ def test_scaled_angles(tmp_path: Path, factors: np.ndarray | None, keys: dict[st
 
 
 def test_a_scaling_that_does_not_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedArchitecture, match="RoPE scaling 'yarn' does not run here; allowed: none, linear"):
+    with pytest.raises(
+        UnsupportedArchitecture,
+        match="RoPE scaling 'yarn' does not run here; allowed: none, linear",
+    ):
         with_rope(tmp_path, **{"rope.scaling.type": "yarn"})
-    with pytest.raises(GgufInvalid, match="rope_freqs.weight has factors that are not above 0"):
+    with pytest.raises(GgufInvalid, match=r"rope_freqs\.weight has factors that are not above 0"):
         with_rope(tmp_path, np.zeros(DIM // 2))

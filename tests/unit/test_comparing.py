@@ -22,7 +22,9 @@ from kvtrial.tools import command, comparing
 
 def run(results: Path, name: str, *, decided: bool = False, **given: object) -> Path:
     """A run whose step times are `ARMS` but for what is given; a fact of the run by its name."""
-    facts = {"run_id": name} | {key: str(given.pop(key)) for key in ("begun", "machine") if key in given}
+    facts = {"run_id": name} | {
+        key: str(given.pop(key)) for key in ("begun", "machine") if key in given
+    }
     table = shown_trial.trial(steady(**{**ARMS, **given}), facts=facts)  # type: ignore[arg-type]
     run_dir = results / name
     for stage, rows in table.groupby("stage"):
@@ -90,7 +92,9 @@ def test_two_models_are_not_compared(tmp_path: Path):
     for stage, rows in table.groupby("stage"):
         events.write(rows, tmp_path / "after" / "events" / f"{stage}.parquet")
     (tmp_path / "after" / "protocol.json").write_text(json.dumps(FEW), encoding="utf-8")
-    with pytest.raises(ConfigError, match="not comparable: the model is m in before and other in after"):
+    with pytest.raises(
+        ConfigError, match="not comparable: the model is m in before and other in after"
+    ):
         comparing.compare(before, tmp_path / "after")
 
 

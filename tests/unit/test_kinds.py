@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kvtrial.engine._weights import Matrix
 
 from kvtrial.engine import load
-from kvtrial.engine._weights import Matrix
 from kvtrial.engine.errors import NonFiniteWeight, UnsupportedTensorType
 from kvtrial.engine.gguf import TensorToWrite, read_gguf, write_gguf
 from kvtrial.engine.kinds import KEPT, OTHERS, TensorKind, kept
@@ -68,7 +68,9 @@ def model(tmp_path: Path) -> Path:
     sizes = {"layers": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 256}
     path = tmp_path / "m.gguf"
     write_synthetic(
-        path, "m", ModelSizes("llama", "Q8_0", **sizes, vocab=288, context=64, rope_base=1e4, seed=3)
+        path,
+        "m",
+        ModelSizes("llama", "Q8_0", **sizes, vocab=288, context=64, rope_base=1e4, seed=3),
     )
     return path
 
@@ -119,12 +121,16 @@ def test_a_mixed_file_gives_the_logits_of_its_weights(model: Path, kinds, allowe
 
 
 def test_all_kinds_that_do_not_run_are_said_at_once(model: Path):
-    data = bytearray(mixed(model, {"attn_q": TensorKind.Q4_0, "ffn_up": TensorKind.Q4_0}).read_bytes())
+    data = bytearray(
+        mixed(model, {"attn_q": TensorKind.Q4_0, "ffn_up": TensorKind.Q4_0}).read_bytes()
+    )
     for name, number in ((b"blk.0.attn_q.weight", 16), (b"blk.0.ffn_up.weight", 99)):
         at = data.index(name) + len(name) + 4 + 2 * 8
         data[at : at + 4] = number.to_bytes(4, "little")
     model.write_bytes(data)
-    said = r"IQ2_XXS \(1 tensors, such as 'blk.0.attn_q.weight'\), type 99 \(1 .*llama-quantize.* Q8_0"
+    said = (
+        r"IQ2_XXS \(1 tensors, such as 'blk.0.attn_q.weight'\), type 99 \(1 .*llama-quantize.* Q8_0"
+    )
     with pytest.raises(UnsupportedTensorType, match=said):
         load(model)
 

@@ -314,7 +314,9 @@ def test_a_file_of_ones_own_is_a_model_by_its_path(tmp_path, monkeypatch):
     assert link.is_symlink() and link.resolve() == own
     assert models.path_of(name) == link and models.is_synthetic(name)
     assert models.entry(name)["sha256"] == digest
-    run = layout.plan({"model": str(own), "profile": "default", "protocol": ROOT / "config" / "protocol.yaml"})
+    run = layout.plan(
+        {"model": str(own), "profile": "default", "protocol": ROOT / "config" / "protocol.yaml"}
+    )
     assert run.model == name and run.gguf == link
     link.unlink()
     assert models.fetch(name) == link and link.resolve() == own
@@ -323,5 +325,5 @@ def test_a_file_of_ones_own_is_a_model_by_its_path(tmp_path, monkeypatch):
     assert models.register(own) != name
     with pytest.raises(ModelHashMismatch, match=name):
         models.fetch(name)
-    with pytest.raises(ModelNotFetched, match="no file '/nowhere.gguf'; give the path"):
+    with pytest.raises(ModelNotFetched, match=r"no file '/nowhere\.gguf'; give the path"):
         models.register("/nowhere.gguf")

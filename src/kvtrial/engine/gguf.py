@@ -39,7 +39,7 @@ from kvtrial.engine.errors import (
     UnsupportedArchitecture,
     UnsupportedTensorType,
 )
-from kvtrial.engine.kinds import OTHERS, QK, TensorKind
+from kvtrial.engine.kinds import OTHERS, TensorKind
 from kvtrial.host.files import beside
 
 U8 = npt.NDArray[np.uint8]
@@ -373,8 +373,7 @@ def _unsupported(path: Path, strange: Mapping[int, list[str]]) -> UnsupportedTen
 
 
 def _read_record(cursor: _Cursor, alignment: int, strange: dict[int, list[str]]) -> _Record:
-    """The next record; one of a kind that does not run is noted in ``strange``, and its size is not known.
-    """
+    """The next record; one of a kind that does not run is noted in ``strange``, and its size is not known."""
     name = cursor.string()
     cursor.what = f"tensor {name!r}"
     dimensions = cursor.u32()

@@ -140,7 +140,9 @@ def kept(kind: TensorKind, data: U8) -> U8:
     step = max(1, _AT_ONCE // layout.weights)
     at = 0
     for start in range(0, len(blocks), step):
-        made = _CONVERT[kind](blocks[start : start + step]).reshape(-1)
+        # A scale that overflows as it is kept shows in what came out, whose scales are looked at.
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = _CONVERT[kind](blocks[start : start + step]).reshape(-1)
         out[at : at + made.size] = made
         at += made.size
     return out
@@ -208,7 +210,7 @@ def _q3_k(b: U8) -> F32:
     s = b[:, 96:108]
     low = np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], axis=1)
     high = (s[:, None, 8:] >> shifts & 3).reshape(-1, 16)
-    scales = (low | high << 4).astype(np.int8) - 32
+    scales = (low | high << 4).astype(np.float32) - 32
     per = _half(b, 108) * scales
     return (np.repeat(per, 16, axis=1).reshape(-1, 2, 4, 32) * q).reshape(-1, QK_K)
 
@@ -250,7 +252,9 @@ def _rounded(values: F32) -> U8:
 
 def _of_q4_0(b: U8) -> U8:
     """(q - 8) d is q d + m with m = -8 d, a half as d is."""
-    return np.concatenate([b[:, :2], (-8 * _half(b, 0)).astype("<f2").view(np.uint8), b[:, 2:]], axis=1)
+    return np.concatenate(
+        [b[:, :2], (-8 * _half(b, 0)).astype("<f2").view(np.uint8), b[:, 2:]], axis=1
+    )
 
 
 def _of_q4_k(b: U8) -> U8:

@@ -130,7 +130,7 @@ def _note(name: str) -> Path:
 
 
 def _registered(name: str) -> dict[str, Any] | None:
-    """What `register` has written of a name: ``path``, ``sha256`` and, where the weights are random, ``synthetic``."""
+    """What `register` has written of a name: ``path``, ``sha256``; ``synthetic`` where the weights are random."""
     try:
         own = json.loads(_note(name).read_text(encoding="utf-8"))
         found = {key: own[key] for key in ("path", "sha256")}

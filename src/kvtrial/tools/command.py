@@ -446,8 +446,8 @@ def parser() -> argparse.ArgumentParser:
         try_,
         "try a candidate against the adopted store, in about a minute and a half; never adopts",
         "try K5 --context 512,4096 --fail-below 0.97",
-        f"Exit code 0: it passed and was measured. {EXIT_FAILED}: it failed. {EXIT_SLOWER}: with --fail-below, it is "
-        "slower than that.",
+        f"Exit code 0: it passed and was measured. {EXIT_FAILED}: it failed. {EXIT_SLOWER}: with --fail-below, "
+        "it is slower than that.",
     )
     sub.add_argument("name", help="a name of `kvtrial candidates`")
     sub.add_argument("--against", help="another candidate; by default the adopted store")

@@ -88,7 +88,9 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     confidence = runs[0].protocol["decision"]["confidence"]
     others = {cell_name(cell): cell for cell in runs[1].measured.cells}
     for cell in runs[0].measured.cells:
-        where = f"{cell['context']:,} positions, {cell['sessions']} sessions, {cell['threads']} threads"
+        where = (
+            f"{cell['context']:,} positions, {cell['sessions']} sessions, {cell['threads']} threads"
+        )
         if (twin := others.get(cell_name(cell))) is None:
             unlike.append(f"{where}: a cell of {first.name} alone")
             continue

@@ -433,7 +433,9 @@ def _details(document: dict[str, Any], cell: dict[str, Any]) -> list[str]:
             f"equal in {agreement['top1']:.0%}"
         )
     if cell["void_blocks"]:
-        found.append(f"{cell['context']:,}: {cell['void_blocks']} runs of blocks were void and repeated")
+        found.append(
+            f"{cell['context']:,}: {cell['void_blocks']} runs of blocks were void and repeated"
+        )
     return found
 
 
