@@ -204,9 +204,9 @@ def _q2_k(b: U8) -> F32:
 
 def _q3_k(b: U8) -> F32:
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    q = (b[:, 32:96].reshape(-1, 2, 1, 32) >> shifts & 3).astype(np.int8)
     bits = np.arange(8, dtype=np.uint8).reshape(2, 4, 1)
-    q -= ((b[:, None, None, :32] >> bits & 1 ^ 1) << 2).astype(np.int8)
+    lacks = b[:, None, None, :32] >> bits & 1 ^ 1
+    q = (b[:, 32:96].reshape(-1, 2, 1, 32) >> shifts & 3).astype(np.float32) - 4 * lacks
     s = b[:, 96:108]
     low = np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], axis=1)
     high = (s[:, None, 8:] >> shifts & 3).reshape(-1, 16)
