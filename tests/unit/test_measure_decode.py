@@ -424,11 +424,13 @@ def test_orders_are_balanced_within_a_block(run):
     assert sorted(follows) == sorted(itertools.permutations(names, 2))
 
 
-def test_a_planted_slowness_is_as_large_as_registered(run, monkeypatch):
-    """The arm spins until its step has taken so much more, by the one clock."""
+@pytest.mark.parametrize(("threads", "name"), [(1, "own_ns"), (2, "now_ns")])
+def test_a_planted_slowness_is_as_large_as_registered(monkeypatch, threads, name):
+    """The arm spins until its step has taken so much more, by its thread's own clock where it has one: an
+    interruption of the spin, of which the wall's clock would see no more than the rest, counts in full."""
     ticks = itertools.count(step=1000)
-    monkeypatch.setattr(block.clock, "now_ns", lambda: next(ticks))
-    arm = block.Arm("planted", "K1", None, [], _Decoder(), spin=7.0)
+    monkeypatch.setattr(block.clock, name, lambda: next(ticks))
+    arm = block.Arm("planted", "K1", None, [], _Decoder(), spin=7.0, threads=threads)
     arm.step([], np.zeros(1, np.int64))
     # Two readings around the step, 1000 ns apart, and as many more as 7 times that takes.
     assert next(ticks) == 1000 * (2 + 7)

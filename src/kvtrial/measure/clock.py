@@ -1,4 +1,4 @@
-"""The one clock. Timed code takes its time here, so that a test can put another clock in its
+"""The one clock, and the thread's own. Timed code takes its time here, so that a test can put another clock in its
 place."""
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ class TimerResolution(RuntimeError):
 def now_ns() -> int:
     """A monotonic time in nanoseconds."""
     return time.perf_counter_ns()
+
+
+def own_ns() -> int:
+    """Nanoseconds that this thread has run on a CPU."""
+    return time.thread_time_ns()
 
 
 def elapsed_ns(start: int, stop: int, what: str) -> int:
