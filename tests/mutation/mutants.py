@@ -138,9 +138,9 @@ HOT = [
     _hot(
         "page index: elements of a transposed K row change places",
         _K1T,
-        "src/kvtrial/hot/_rows.pxd",
-        "write_row(form, key + i * step, k + i, 1)",
-        "write_row(form, key + (i ^ 1) * step, k + i, 1)",
+        "src/kvtrial/hot/formats/_fp32.pyx",
+        "(<float *>(at + i * step))[0] = row[i]",
+        "(<float *>(at + (i ^ 1) * step))[0] = row[i]",
         "AttentionMatchesReferenceInterpreter",
     ),
     _hot(

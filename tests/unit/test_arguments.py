@@ -240,18 +240,18 @@ def test_a_cold_store_has_a_kind(kind: Any, tmp_path: Path) -> None:
 def test_an_identity_is_of_a_store_and_a_model(store: KVStore) -> None:
     for no_store in (None, 5, "K1"):
         with refused("store"):
-            Identity.of(no_store, model_sha256="m", rope_base=1e4)  # type: ignore[arg-type]
+            Identity.of(no_store, model_sha256="m", rope_base=1e4, activations="fp32")  # type: ignore[arg-type]
     for base in ("x", None, True, float("nan"), float("inf"), 0):
         with refused("rope_base"):
-            Identity.of(store, model_sha256="m", rope_base=base)  # type: ignore[arg-type]
+            Identity.of(store, model_sha256="m", rope_base=base, activations="fp32")  # type: ignore[arg-type]
     for model_sha256 in (5, b"m", None):
         with refused("model_sha256"):
-            Identity.of(store, model_sha256=model_sha256, rope_base=1e4)  # type: ignore[arg-type]
+            Identity.of(store, model_sha256=model_sha256, rope_base=1e4, activations="fp32")  # type: ignore[arg-type]
 
 
 def test_equal_numbers_give_equal_identities(store: KVStore) -> None:
     digests = {
-        Identity.of(store, model_sha256="m", rope_base=base).digest()
+        Identity.of(store, model_sha256="m", rope_base=base, activations="fp32").digest()
         for base in (10000, 1e4, np.float32(1e4), np.int64(10000))
     }
     assert len(digests) == 1
@@ -261,7 +261,7 @@ def test_the_cold_verbs_take_sessions_numbers_and_callables(
     store: KVStore, session: Any, model: Model, tmp_path: Path
 ) -> None:
     model.prefill(session, [1, 2, 3])
-    identity = Identity.of(store, model_sha256="m", rope_base=1e4)
+    identity = Identity.of(store, model_sha256="m", rope_base=1e4, activations="fp32")
     with open_cold("Z2", tmp_path / "cold", identity) as cold:
         for no_session in (None, 5, "x", store):
             with refused("session"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvtrial.engine._panels import Quads
-from kvtrial.engine._regions import rms_norm_rows, rotate_rows, swiglu_rows
+from kvtrial.engine._regions import gate_rows, rms_norm_rows, rotate_rows
 from kvtrial.engine._weights import Matrix, packed_nbytes
 
 from kvtrial.engine import weights
@@ -244,7 +246,7 @@ def test_wrong_matrices_are_refused(kind, rows, cols, size, message):
 
 
 @pytest.mark.parametrize("n", [1, 8, 13, 576])
-def test_norm_and_swiglu(n):
+def test_norm_and_gate(n):
     rng = np.random.default_rng(4)
     x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((3, n), n))
     out = np.empty_like(x)
@@ -255,8 +257,13 @@ def test_norm_and_swiglu(n):
     gate = 30 * rng.standard_normal((3, n)).astype(np.float32)
     wide = gate.astype(np.float64)
     expected = wide / (1 + np.exp(-wide)) * x
-    swiglu_rows(gate, x, threads=1)
+    gate_rows(gate, x, gelu=False, threads=1)
     np.testing.assert_allclose(gate, expected, rtol=1e-5, atol=1e-30)
+    gate = 3 * rng.standard_normal((3, n)).astype(np.float32)
+    wide = gate.astype(np.float64)
+    expected = wide * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))) / 2 * x
+    gate_rows(gate, x, gelu=True, threads=1)
+    np.testing.assert_allclose(gate, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_rows_that_do_not_fit_together_are_refused():
@@ -264,7 +271,7 @@ def test_rows_that_do_not_fit_together_are_refused():
     with pytest.raises(ValueError, match="rows 5 by 8 do not fit"):
         rms_norm_rows(five, four[0], 1e-5, four, threads=1)
     with pytest.raises(ValueError, match="up has 5 by 8 floats, gate 4 by 8"):
-        swiglu_rows(four, five, threads=1)
+        gate_rows(four, five, gelu=False, threads=1)
     with pytest.raises(ValueError, match="turns are 5 of 8 floats, rows 4 of 8"):
         rotate_rows(four.reshape(4, 1, 8), five.reshape(5, 2, 4), False, threads=1)
 
@@ -272,7 +279,7 @@ def test_rows_that_do_not_fit_together_are_refused():
 def test_no_rows_are_nothing_to_do():
     none = np.empty((0, 8), np.float32)
     rms_norm_rows(none, np.ones(8, np.float32), 1e-5, none, threads=2)
-    swiglu_rows(none, none, threads=2)
+    gate_rows(none, none, gelu=False, threads=2)
     rotate_rows(none.reshape(0, 1, 8), none.reshape(0, 2, 4), False, threads=2)
     data, _ = packed("Q4_1", 8, 64)
     assert prefilled(Matrix("w", "Q4_1", 8, 64, data), np.empty((0, 64), np.float32)).shape == (

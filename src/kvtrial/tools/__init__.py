@@ -4,6 +4,7 @@
 `command`      the verbs and their options
 `doctor`       what this machine offers to a trial, and what is missing
 `trying`       a candidate at work on, against the store in use
+`comparing`    arms from run to run: `kvtrial compare` and `kvtrial history`
 `generate`     text from a model, with the cold tier where asked
 =============  =====================================================================================
 """
