@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -409,6 +410,23 @@ def test_a_slow_arm_comes_last_in_every_fourth_round_with_the_rows_that_it_misse
     assert errors and max(errors) <= 1
 
 
+def test_an_arm_that_was_interrupted_is_not_taken_for_slow(monkeypatch):
+    """Beside two busy loops both of K3's first steps were, and it was measured in every eighth round of a cell."""
+    wall, own = {"K1": 10, "K3": 100, "K0": 100}, {"K1": 10, "K3": 11, "K0": 100}
+    spent = {"wall": 0, "own": 0}
+    monkeypatch.setattr(block.clock, "now_ns", lambda: spent["wall"])
+    monkeypatch.setattr(block.clock, "own_ns", lambda: spent["own"])
+
+    class Stepping:
+        spec: ClassVar = {"seed": 1, "slow": None, "rotation": {"slow_ratio": 2.5}}
+
+        def step(self, arm, number, *, timed):
+            spent["wall"] += wall[arm]
+            spent["own"] += own[arm]
+
+    assert block._slow({name: name for name in wall}, Stepping()) == ["K0"]
+
+
 def test_orders_are_balanced_within_a_block(run):
     asked = []
     names = [name for name in ARMS if name != "K0"][:4]
@@ -528,7 +546,7 @@ def test_a_clock_that_stands_still_fails_the_arm(run, monkeypatch):
     """Case F11, in the decode."""
     monkeypatch.setattr(clock, "now_ns", lambda: 7)
     with (
-        pytest.raises(child.ArmFailed, match="TimerResolution: a first step of K1"),
+        pytest.raises(child.ArmFailed, match="TimerResolution: step 2 of K1"),
         child.blamed("K1", lambda name: None),
     ):
         block.measure(spec_of(run, ["K1"]), lambda name: None)

@@ -297,14 +297,15 @@ def rotate(
 def _slow(arms: dict[str, Arm], stepper: Stepper) -> list[str]:
     """The first rounds take everybody: they show who is slow, where the block was not told.
 
-    By the quicker of an arm's steps: one alone may have been interrupted.
+    By the thread's own time, and the quicker of an arm's steps: on a busy machine a step of the wall's time may be
+    any arm's, and one that is taken for slow is measured in every eighth round of the whole cell.
     """
     least_ns = dict.fromkeys(arms, sys.maxsize)
     for number in range(SHOWING_ROUNDS):
         for name in rotation.orders(list(arms), 1, stepper.spec["seed"] + number)[0]:
-            start = clock.now_ns()
+            start = clock.own_ns()
             stepper.step(arms[name], number, timed=False)
-            spent = clock.elapsed_ns(start, clock.now_ns(), f"a first step of {name}")
+            spent = clock.elapsed_ns(start, clock.own_ns(), f"a first step of {name}")
             least_ns[name] = min(least_ns[name], spent)
     told = stepper.spec["slow"]
     if told is None:
