@@ -33,7 +33,7 @@ TINY = Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf"
 SHAPE = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 8, "budget_bytes": 1 << 16}
 #: None of them is a whole number that anything could want.
 NO_NUMBERS = ["3", 1.5, None, True, [1]]
-NO_IDS: list[Any] = [None, 5, "12", b"12", {1: 2}, {1, 2}, [1.7], ["a"], [None], [True], [[1]],
+NO_IDS: list[Any] = [None, 5, "12", b"12", {1: 2}, {1, 2}, [1.7], ["a"], [None], [True], [True, 5], [[1]],
                      [[1], [1, 2]], [2**70]]  # fmt: skip
 
 
@@ -202,6 +202,87 @@ def test_sessions_are_sessions(model: Model, store: KVStore, session: Any) -> No
     assert session.length(0) == 0
 
 
+#: Each has a truth, or none, and is neither True nor False.
+NO_FLAGS: list[Any] = ["no", 0, None, np.array([1, 2])]
+
+
+@pytest.mark.parametrize("value", NO_FLAGS, ids=str)
+@pytest.mark.parametrize("arm", ["K0", "K1", "K3", "C0"])
+def test_holes_are_allowed_or_not(arm: str, value: Any) -> None:
+    with contextlib.closing(kvtrial.open_store(arm, trial=True, **SHAPE)) as opened:
+        with refused("position_holes_allowed"):
+            opened.open_session(position_holes_allowed=value)
+        with contextlib.closing(opened.open_session(position_holes_allowed=np.False_)):
+            pass
+
+
+@pytest.mark.parametrize("value", NO_FLAGS, ids=str)
+def test_what_is_asked_by_yes_or_no_takes_no_other(value: Any, model: Model) -> None:
+    with refused("beyond_context"):
+        model.generate([5], 1, beyond_context=value)
+    with refused("direct"):
+        model.decoder(direct=value)
+    with refused("trial"):
+        kvtrial.open_store("K1", trial=value, **SHAPE)
+    with refused("parse_special"):
+        model.tokenizer.encode("a", parse_special=value)
+
+
+class Mute:
+    """Its own repr fails, so a message has to do without."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("value", [Mute(), 5, ["fp32"], np.array(["fp32", "fp32"])], ids=shown)
+def test_activations_and_profiles_are_texts(value: Any, model: Model) -> None:
+    with refused("activations"):
+        model.decoder(activations=value)
+    with refused("profile"):
+        kvtrial.open_store(profile=value, **SHAPE)
+
+
+@pytest.mark.parametrize("value", [Mute(), None, 5, b"m.gguf", ["m.gguf"]], ids=shown)
+def test_a_model_is_named_by_a_text_or_a_path(value: Any) -> None:
+    with pytest.raises(UnknownModel, match=r"a Mute|None|5|m\.gguf"):
+        kvtrial.load_model(value)
+
+
+@pytest.mark.parametrize("owner", [Mute(), None, 5, b"x"], ids=shown)
+def test_bytes_are_reserved_for_somebody(owner: Any) -> None:
+    with refused("owner"):
+        MemoryLedger(100).reserve(owner, 200)
+
+
+@pytest.mark.parametrize(
+    "value", [{0, 1}, {0: 1, 1: 2}, "01", (True, 2), (0,), 5, Mute()], ids=shown
+)
+def test_a_range_of_heads_is_two_integers_in_their_order(value: Any) -> None:
+    with refused("kv_head_range"):
+        kvtrial.open_store("K1", **{**SHAPE, "q_heads": 4, "kv_heads": 2}, kv_head_range=value)
+
+
+@pytest.mark.parametrize("arm", ["K0", "K1", "K3"])
+def test_a_scale_and_positions_are_numbers_of_the_machine(arm: str) -> None:
+    with contextlib.closing(kvtrial.open_store(arm, trial=True, **SHAPE)) as opened:
+        session = opened.open_session()
+        rows = np.ones((2, 1, 8), np.float32)
+        with refused("positions"):
+            session.append(0, [False, 1], rows, rows)
+        session.append(0, [0, 1], rows, rows)
+        q = np.ones((2, 8), np.float32)
+        with refused("scale"):
+            session.attend(0, q, np.zeros_like(q), 10**400)
+
+
+@pytest.mark.parametrize("dtype", [object, complex, "U1", bool, "M8[s]"])
+def test_partials_are_of_floats(dtype: Any) -> None:
+    part = Partial.empty(2, 4)
+    with refused("merge"):
+        kvtrial.merge([part, part._replace(sum=np.zeros(2, dtype))])
+
+
 @pytest.mark.parametrize("text", [5, b"x", ["a"], None])
 def test_only_a_text_is_encoded(text: Any, model: Model) -> None:
     with refused("text"):
@@ -240,18 +321,18 @@ def test_a_cold_store_has_a_kind(kind: Any, tmp_path: Path) -> None:
 def test_an_identity_is_of_a_store_and_a_model(store: KVStore) -> None:
     for no_store in (None, 5, "K1"):
         with refused("store"):
-            Identity.of(no_store, model_sha256="m", rope_base=1e4)  # type: ignore[arg-type]
+            Identity.of(no_store, model_sha256="m", rope_base=1e4, activations="fp32")  # type: ignore[arg-type]
     for base in ("x", None, True, float("nan"), float("inf"), 0):
         with refused("rope_base"):
-            Identity.of(store, model_sha256="m", rope_base=base)  # type: ignore[arg-type]
+            Identity.of(store, model_sha256="m", rope_base=base, activations="fp32")  # type: ignore[arg-type]
     for model_sha256 in (5, b"m", None):
         with refused("model_sha256"):
-            Identity.of(store, model_sha256=model_sha256, rope_base=1e4)  # type: ignore[arg-type]
+            Identity.of(store, model_sha256=model_sha256, rope_base=1e4, activations="fp32")  # type: ignore[arg-type]
 
 
 def test_equal_numbers_give_equal_identities(store: KVStore) -> None:
     digests = {
-        Identity.of(store, model_sha256="m", rope_base=base).digest()
+        Identity.of(store, model_sha256="m", rope_base=base, activations="fp32").digest()
         for base in (10000, 1e4, np.float32(1e4), np.int64(10000))
     }
     assert len(digests) == 1
@@ -261,7 +342,7 @@ def test_the_cold_verbs_take_sessions_numbers_and_callables(
     store: KVStore, session: Any, model: Model, tmp_path: Path
 ) -> None:
     model.prefill(session, [1, 2, 3])
-    identity = Identity.of(store, model_sha256="m", rope_base=1e4)
+    identity = Identity.of(store, model_sha256="m", rope_base=1e4, activations="fp32")
     with open_cold("Z2", tmp_path / "cold", identity) as cold:
         for no_session in (None, 5, "x", store):
             with refused("session"):
