@@ -105,12 +105,7 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
     registration.check(protocol)
     _refuse_no_table(events)
     protocol_sha256 = registration.sha256(protocol)
-    strange = sorted(set(events["protocol_sha256"]) - {protocol_sha256})
-    if strange:
-        raise MixedProtocol(
-            f"events carry protocol {strange[0][:12]}, the protocol given is {protocol_sha256[:12]}; a "
-            "run never mixes protocols: decide each run with its own protocol.json"
-        )
+    refuse_mixed(events, protocol)
     # Plain strings: slices of Arrow's are what would take the time.
     texts = events.select_dtypes("string").columns
     events = events.astype(dict.fromkeys(texts, object)).copy()
@@ -164,6 +159,16 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
         "direct_write": attribution.direct_write(chosen, trials, protocol),
     }
     return Verdict(data)
+
+
+def refuse_mixed(events: pd.DataFrame, protocol: Protocol) -> None:
+    """`MixedProtocol` for events that were not all made under this protocol."""
+    given = registration.sha256(protocol)
+    if strange := sorted(set(events["protocol_sha256"]) - {given}):
+        raise MixedProtocol(
+            f"events carry protocol {strange[0][:12]}, the protocol given is {given[:12]}; a run never mixes "
+            "protocols: decide each run with its own protocol.json"
+        )
 
 
 def _refuse_no_table(events: object) -> None:

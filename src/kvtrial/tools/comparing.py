@@ -17,6 +17,7 @@ import numpy as np
 
 from kvtrial.decision import facts, stats, validity
 from kvtrial.decision.contrasts import Measured, digits
+from kvtrial.decision.verdict import refuse_mixed
 from kvtrial.host import printed
 from kvtrial.measure.plan import cell_name
 from kvtrial.registration import Cell, Protocol
@@ -37,6 +38,7 @@ class _Run:
     def of(cls, run_dir: Path) -> _Run:
         registered = protocol.load(run_dir / "protocol.json")
         rows = events.read_run(run_dir)
+        refuse_mixed(rows, registered)
         own = facts.of_run(rows)
         chosen, _ = validity.first_complete_attempts(rows)
         judged = validity.judge(chosen, registered)
@@ -70,8 +72,8 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     ------
     ConfigError
         The runs are of two models, or have two references: nothing of them compares.
-    ProtocolError
-        A run is of another protocol version.
+    ProtocolError, MixedProtocol
+        A run is of another protocol version, or its events were made under another than its own.
     """
     runs = [_Run.of(path) for path in (first, second)]
     for what, values in {
