@@ -58,7 +58,7 @@ def _load(point: EntryPoint) -> Candidate:
             raise TypeError(f"it is a {type(candidate).__name__}, not a kvtrial.contract.Candidate")
         if candidate.name != point.name:
             raise ValueError(f"it names candidate {candidate.name!r}; the two names must be equal")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # another's module may do anything
         return Candidate(
             name=point.name,
             title="(does not load)",

@@ -330,6 +330,30 @@ def test_an_identity_is_of_a_store_and_a_model(store: KVStore) -> None:
             Identity.of(store, model_sha256=model_sha256, rope_base=1e4, activations="fp32")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("layers", "2"), ("layers", True), ("page_tokens", 16.0), ("base_position", -1), ("kernel_abi", None),
+        ("rope_base", 10**400), ("rope_base", np.complex64(1)), ("kv_head_range", "01"), ("layers", 2**70),
+    ],
+)  # fmt: skip
+def test_an_identity_s_numbers_are_numbers(name: str, value: Any) -> None:
+    with refused(name):
+        Identity(**{**FIELDS, name: value})
+
+
+def test_equal_fields_give_equal_identities() -> None:
+    one = Identity(**{**FIELDS, "kv_head_range": (0, 1)})
+    for same in ({"kv_head_range": [0, 1]}, {"head_dim": np.int64(16), "kv_head_range": (0, 1)}):
+        assert Identity(**{**FIELDS, **same}).digest() == one.digest()
+
+
+FIELDS: dict[str, Any] = {
+    "model_sha256": "m", "page_format": "f", "page_tokens": 16, "layers": 2, "kv_heads": 2, "head_dim": 16,
+    "rope_base": 1e4, "activations": "fp32",
+}  # fmt: skip
+
+
 def test_equal_numbers_give_equal_identities(store: KVStore) -> None:
     digests = {
         Identity.of(store, model_sha256="m", rope_base=base, activations="fp32").digest()
@@ -422,3 +446,29 @@ def test_a_folder_that_can_not_be_made_is_named(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NotWritable, match=rf"{folder} can't be made .*give another folder"):
         open_cold("Z2", folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda e: e.assign(value="x"), "column value that is no float64"),
+        (lambda e: e.assign(block=np.nan), "column block that is no int64"),
+        (lambda e: e.assign(text=None), "column text with missing texts"),
+        (lambda e: e.assign(stage=None), "column stage with missing texts"),
+        (lambda e: e.assign(protocol_sha256=None), "column protocol_sha256 with missing texts"),
+        (lambda e: e[[*e.columns, "value"]], "a column twice"),
+    ],
+    ids=range(6),
+)
+def test_a_table_of_events_has_its_columns_kinds(change: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        kvtrial.decide(change(trial(flat(**BASE))), REGISTERED)
+
+
+def test_an_index_of_any_kind_says_nothing() -> None:
+    events = trial(flat(**BASE))
+    by_stage = kvtrial.decide(events.set_index("stage", drop=False), REGISTERED)
+    assert by_stage.to_json() == kvtrial.decide(events, REGISTERED).to_json()
+
+
+BASE = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0, "K3": 20.0}

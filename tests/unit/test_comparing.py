@@ -157,3 +157,10 @@ def test_a_run_s_folder_may_have_any_name(tmp_path: Path):
         folder = run(tmp_path, "before").rename(tmp_path / name)
         found = comparing.compare(folder, folder)
         assert found["rows"]
+
+
+def test_an_arm_that_no_run_has_is_not_followed(tmp_path: Path):
+    runs = [run(tmp_path, "a", decided=True)]
+    assert "K3" in comparing.history(runs, ["K3"])[0]["arms"]
+    with pytest.raises(ConfigError, match=r"no run has the arm 'K33'; measured: .*K3"):
+        comparing.history(runs, ["K3", "K33"])

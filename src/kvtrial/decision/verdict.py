@@ -103,7 +103,7 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
         The protocol is not what its schema allows.
     """
     registration.check(protocol)
-    _refuse_no_table(events)
+    events = _table(events)
     protocol_sha256 = registration.sha256(protocol)
     refuse_mixed(events, protocol)
     # Plain strings: slices of Arrow's are what would take the time.
@@ -171,7 +171,8 @@ def refuse_mixed(events: pd.DataFrame, protocol: Protocol) -> None:
         )
 
 
-def _refuse_no_table(events: object) -> None:
+def _table(events: object) -> pd.DataFrame:
+    """Typed rows, numbered from 0; `InvalidArgument` for what is no table of events."""
     if not isinstance(events, pd.DataFrame):
         raise InvalidArgument(
             f"events is {shown(events)}; give a table of kvtrial.run.events.COLUMNS"
@@ -180,8 +181,23 @@ def _refuse_no_table(events: object) -> None:
         raise InvalidArgument(
             f"events has no column {', '.join(missing)}; give a table of kvtrial.run.events.COLUMNS"
         )
+    if not events.columns.is_unique:
+        raise InvalidArgument("events has a column twice; give each once")
     if events.empty:
         raise InvalidArgument("events has no row; give those of a run, as read_run returns them")
+    rows = events.reset_index(drop=True)
+    for name, (dtype, _) in COLUMNS.items():
+        try:
+            rows[name] = rows[name].astype(dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(
+                f"events has a column {name} that is no {dtype}: {error}"
+            ) from None
+        if dtype == "string" and rows[name].isna().any():
+            raise InvalidArgument(
+                f"events has a column {name} with missing texts; give '' for none"
+            )
+    return rows
 
 
 def _build_id(events: pd.DataFrame) -> str:

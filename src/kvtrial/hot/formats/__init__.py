@@ -123,7 +123,7 @@ def row_format(name: str | RowFormat) -> RowFormat:
         )
     try:
         record = known[name].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # another's module may do anything
         raise CandidateNotBuilt(
             f"format {name}: entry point {known[name].value}: {type(error).__name__}: {error}"
         ) from error
