@@ -14,6 +14,7 @@ from trial_events import REGISTERED, flat, trial
 
 import kvtrial
 from kvtrial.cold import Identity, open_cold
+from kvtrial.conformance import __main__ as suite
 from kvtrial.contract import (
     InvalidArgument,
     KVStore,
@@ -472,3 +473,20 @@ def test_an_index_of_any_kind_says_nothing() -> None:
 
 
 BASE = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0, "K3": 20.0}
+
+
+@pytest.mark.parametrize("sizes", ["a", "", "16,", "5"])
+def test_the_suite_s_page_sizes_are_named(sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        suite.main(["K1", "out.json", "--page-tokens", sizes])
+    assert f"{sizes!r}: give some of 16, 32, 64" in capsys.readouterr().err
+
+
+def test_an_outcome_that_can_not_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(suite, "count_allocations", lambda: None)
+    monkeypatch.setattr(suite.faulthandler, "enable", lambda: None)  # it asks for a real stderr
+    with pytest.raises(SystemExit, match="2"):
+        suite.main(["K1", str(tmp_path), "--page-tokens", "16", "--tests", "KvAppendRequiresOwner"])
+    assert "can't be written (" in capsys.readouterr().err
