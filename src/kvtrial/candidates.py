@@ -21,6 +21,7 @@ from kvtrial.contract import (
     RetiredCandidate,
     StoreSpec,
     UnknownCandidate,
+    flag,
     shown,
 )
 from kvtrial.host import build, selection
@@ -57,7 +58,7 @@ def _load(point: EntryPoint) -> Candidate:
             raise TypeError(f"it is a {type(candidate).__name__}, not a kvtrial.contract.Candidate")
         if candidate.name != point.name:
             raise ValueError(f"it names candidate {candidate.name!r}; the two names must be equal")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # another's module may do anything
         return Candidate(
             name=point.name,
             title="(does not load)",
@@ -117,7 +118,9 @@ def choose(name: str | None = None, profile: Profile | str | None = None) -> tup
 
 
 def _profile_text(profile: Profile | str) -> str:
-    return profile.name if isinstance(profile, Profile) else str(profile)
+    if isinstance(profile, str):
+        return profile
+    return profile.name if isinstance(profile, Profile) else shown(profile)
 
 
 def open_store(
@@ -147,6 +150,7 @@ def open_store(
     UnknownCandidate, RetiredCandidate, CandidateNotBuilt, StaleBuild, InvalidArgument, PoolExhausted
     """
     candidate, _ = choose(name, profile)
+    trial = flag(trial, "trial")
     selected = selection.load()
     if candidate.name in selected.retired and not trial:
         raise RetiredCandidate(

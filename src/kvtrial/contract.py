@@ -197,7 +197,8 @@ def integers(value: object, name: str) -> npt.NDArray[Any]:
         array = np.zeros((0, 0), object)  # rows of several lengths
     if array.ndim == 1 and array.size == 0:
         return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    mixed = array is not rows and not {bool, np.bool_}.isdisjoint(map(type, rows))
+    if array.ndim != 1 or array.dtype.kind not in "iu" or mixed:
         raise InvalidArgument(
             f"{name} is {shown(value)} (shape {array.shape}, dtype {array.dtype}); give integers of "
             "shape (n,)"
@@ -211,6 +212,13 @@ def page_size(value: object) -> int:
     if tokens not in PAGE_TOKENS:
         raise InvalidArgument(f"page_tokens is {shown(tokens)}; allowed: {PAGE_TOKENS}")
     return tokens
+
+
+def flag(value: object, name: str) -> bool:
+    """``value`` as a bool; `InvalidArgument` for what only has a truth, as "no" and 0 have."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgument(f"{name} is {shown(value)}; give True or False")
+    return bool(value)
 
 
 def callback(value: object, name: str) -> None:
@@ -258,6 +266,8 @@ class MemoryLedger:
 
     def reserve(self, owner: str, n_bytes: int) -> int:
         """Reserve ``n_bytes`` for ``owner`` and return a token for `release`."""
+        if not isinstance(owner, str):
+            raise InvalidArgument(f"owner is {shown(owner)}; give a str")
         n_bytes = integer(n_bytes, "n_bytes", 0)
         with self._lock:
             if n_bytes > self.free_bytes:
@@ -422,14 +432,13 @@ class StoreSpec:
                 f"1 to {MAX_GROUP} times"
             )
         if self.kv_head_range is not None:
-            try:
-                start, stop = self.kv_head_range
-            except (TypeError, ValueError):
+            # It is part of what pages are named by, so equal ranges have to be equal.
+            bounds = integers(self.kv_head_range, "kv_head_range").tolist()
+            if len(bounds) != 2:
                 raise InvalidArgument(
                     f"kv_head_range is {shown(self.kv_head_range)}; give two integers, [start, stop)"
-                ) from None
-            # It is part of what pages are named by, so equal ranges have to be equal.
-            start, stop = (integer(value, "kv_head_range") for value in (start, stop))
+                )
+            start, stop = bounds
             object.__setattr__(self, "kv_head_range", (start, stop))
             if not 0 <= start < stop <= self.kv_heads:
                 raise InvalidArgument(
@@ -570,9 +579,7 @@ def _is_partial(part: object) -> bool:
     """Whether it is a `Partial`, of arrays that fit together."""
     return (
         isinstance(part, Partial)
-        and isinstance(part.max, np.ndarray)
-        and isinstance(part.sum, np.ndarray)
-        and isinstance(part.output, np.ndarray)
+        and all(isinstance(array, np.ndarray) and array.dtype.kind == "f" for array in part)
         and part.output.ndim == 2
         and part.max.shape == part.sum.shape == part.output.shape[:1]
     )

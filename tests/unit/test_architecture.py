@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtrial.contract import InvalidArgument
 from kvtrial.engine import load
 from kvtrial.engine.errors import GgufInvalid, UnsupportedArchitecture
 from kvtrial.engine.gguf import GgufFile, TensorKind, TensorToWrite, read_gguf, write_gguf
@@ -199,3 +200,23 @@ def test_a_scaling_that_does_not_run_is_named(tmp_path: Path) -> None:
         with_rope(tmp_path, **{"rope.scaling.type": "yarn"})
     with pytest.raises(GgufInvalid, match=r"rope_freqs\.weight has factors that are not above 0"):
         with_rope(tmp_path, np.zeros(DIM // 2))
+
+
+@pytest.mark.parametrize("value", [np.ones(2, np.float32), np.zeros(0, np.float32), ["4"], False])
+@pytest.mark.parametrize("key", ["type", "factor"])
+def test_a_scaling_of_another_kind_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises((UnsupportedArchitecture, GgufInvalid), match=r"scaling"):
+        with_rope(tmp_path, **{f"rope.scaling.{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("architecture", "x"), ("kind", "Q6_K"), ("kind", "x"), ("vocab", 268), ("seed", -1)],
+)
+def test_a_synthetic_model_that_is_not_made_is_refused(name: str, value: Any) -> None:
+    sizes: dict[str, Any] = {
+        "architecture": "llama", "kind": "Q8_0", "layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 16,
+        "ffn": 32, "vocab": 269, "context": 64, "rope_base": 1e4, "seed": 1,
+    }  # fmt: skip
+    with pytest.raises(InvalidArgument, match=f"{name} is .*{value}"):
+        ModelSizes(**{**sizes, name: value})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from trial_events import REGISTERED, flat, trial
 
 import kvtrial
 from kvtrial.cold import Identity, open_cold
+from kvtrial.conformance import __main__ as suite
 from kvtrial.contract import (
     InvalidArgument,
     KVStore,
@@ -26,6 +28,7 @@ from kvtrial.contract import (
 )
 from kvtrial.engine.errors import ModelNotFetched, UnknownModel
 from kvtrial.engine.transformer import Model
+from kvtrial.host.files import write_text
 from kvtrial.run import models
 from kvtrial.tools import command
 
@@ -33,7 +36,7 @@ TINY = Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf"
 SHAPE = {"layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 8, "budget_bytes": 1 << 16}
 #: None of them is a whole number that anything could want.
 NO_NUMBERS = ["3", 1.5, None, True, [1]]
-NO_IDS: list[Any] = [None, 5, "12", b"12", {1: 2}, {1, 2}, [1.7], ["a"], [None], [True], [[1]],
+NO_IDS: list[Any] = [None, 5, "12", b"12", {1: 2}, {1, 2}, [1.7], ["a"], [None], [True], [True, 5], [[1]],
                      [[1], [1, 2]], [2**70]]  # fmt: skip
 
 
@@ -202,6 +205,87 @@ def test_sessions_are_sessions(model: Model, store: KVStore, session: Any) -> No
     assert session.length(0) == 0
 
 
+#: Each has a truth, or none, and is neither True nor False.
+NO_FLAGS: list[Any] = ["no", 0, None, np.array([1, 2])]
+
+
+@pytest.mark.parametrize("value", NO_FLAGS, ids=str)
+@pytest.mark.parametrize("arm", ["K0", "K1", "K3", "C0"])
+def test_holes_are_allowed_or_not(arm: str, value: Any) -> None:
+    with contextlib.closing(kvtrial.open_store(arm, trial=True, **SHAPE)) as opened:
+        with refused("position_holes_allowed"):
+            opened.open_session(position_holes_allowed=value)
+        with contextlib.closing(opened.open_session(position_holes_allowed=np.False_)):
+            pass
+
+
+@pytest.mark.parametrize("value", NO_FLAGS, ids=str)
+def test_what_is_asked_by_yes_or_no_takes_no_other(value: Any, model: Model) -> None:
+    with refused("beyond_context"):
+        model.generate([5], 1, beyond_context=value)
+    with refused("direct"):
+        model.decoder(direct=value)
+    with refused("trial"):
+        kvtrial.open_store("K1", trial=value, **SHAPE)
+    with refused("parse_special"):
+        model.tokenizer.encode("a", parse_special=value)
+
+
+class Mute:
+    """Its own repr fails, so a message has to do without."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("value", [Mute(), 5, ["fp32"], np.array(["fp32", "fp32"])], ids=shown)
+def test_activations_and_profiles_are_texts(value: Any, model: Model) -> None:
+    with refused("activations"):
+        model.decoder(activations=value)
+    with refused("profile"):
+        kvtrial.open_store(profile=value, **SHAPE)
+
+
+@pytest.mark.parametrize("value", [Mute(), None, 5, b"m.gguf", ["m.gguf"]], ids=shown)
+def test_a_model_is_named_by_a_text_or_a_path(value: Any) -> None:
+    with pytest.raises(UnknownModel, match=r"a Mute|None|5|m\.gguf"):
+        kvtrial.load_model(value)
+
+
+@pytest.mark.parametrize("owner", [Mute(), None, 5, b"x"], ids=shown)
+def test_bytes_are_reserved_for_somebody(owner: Any) -> None:
+    with refused("owner"):
+        MemoryLedger(100).reserve(owner, 200)
+
+
+@pytest.mark.parametrize(
+    "value", [{0, 1}, {0: 1, 1: 2}, "01", (True, 2), (0,), 5, Mute()], ids=shown
+)
+def test_a_range_of_heads_is_two_integers_in_their_order(value: Any) -> None:
+    with refused("kv_head_range"):
+        kvtrial.open_store("K1", **{**SHAPE, "q_heads": 4, "kv_heads": 2}, kv_head_range=value)
+
+
+@pytest.mark.parametrize("arm", ["K0", "K1", "K3"])
+def test_a_scale_and_positions_are_numbers_of_the_machine(arm: str) -> None:
+    with contextlib.closing(kvtrial.open_store(arm, trial=True, **SHAPE)) as opened:
+        session = opened.open_session()
+        rows = np.ones((2, 1, 8), np.float32)
+        with refused("positions"):
+            session.append(0, [False, 1], rows, rows)
+        session.append(0, [0, 1], rows, rows)
+        q = np.ones((2, 8), np.float32)
+        with refused("scale"):
+            session.attend(0, q, np.zeros_like(q), 10**400)
+
+
+@pytest.mark.parametrize("dtype", [object, complex, "U1", bool, "M8[s]"])
+def test_partials_are_of_floats(dtype: Any) -> None:
+    part = Partial.empty(2, 4)
+    with refused("merge"):
+        kvtrial.merge([part, part._replace(sum=np.zeros(2, dtype))])
+
+
 @pytest.mark.parametrize("text", [5, b"x", ["a"], None])
 def test_only_a_text_is_encoded(text: Any, model: Model) -> None:
     with refused("text"):
@@ -247,6 +331,30 @@ def test_an_identity_is_of_a_store_and_a_model(store: KVStore) -> None:
     for model_sha256 in (5, b"m", None):
         with refused("model_sha256"):
             Identity.of(store, model_sha256=model_sha256, rope_base=1e4, activations="fp32")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("layers", "2"), ("layers", True), ("page_tokens", 16.0), ("base_position", -1), ("kernel_abi", None),
+        ("rope_base", 10**400), ("rope_base", np.complex64(1)), ("kv_head_range", "01"), ("layers", 2**70),
+    ],
+)  # fmt: skip
+def test_an_identity_s_numbers_are_numbers(name: str, value: Any) -> None:
+    with refused(name):
+        Identity(**{**FIELDS, name: value})
+
+
+def test_equal_fields_give_equal_identities() -> None:
+    one = Identity(**{**FIELDS, "kv_head_range": (0, 1)})
+    for same in ({"kv_head_range": [0, 1]}, {"head_dim": np.int64(16), "kv_head_range": (0, 1)}):
+        assert Identity(**{**FIELDS, **same}).digest() == one.digest()
+
+
+FIELDS: dict[str, Any] = {
+    "model_sha256": "m", "page_format": "f", "page_tokens": 16, "layers": 2, "kv_heads": 2, "head_dim": 16,
+    "rope_base": 1e4, "activations": "fp32",
+}  # fmt: skip
 
 
 def test_equal_numbers_give_equal_identities(store: KVStore) -> None:
@@ -341,3 +449,56 @@ def test_a_folder_that_can_not_be_made_is_named(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NotWritable, match=rf"{folder} can't be made .*give another folder"):
         open_cold("Z2", folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda e: e.assign(value="x"), "column value that is no float64"),
+        (lambda e: e.assign(block=np.nan), "column block that is no int64"),
+        (lambda e: e.assign(text=None), "column text with missing texts"),
+        (lambda e: e.assign(stage=None), "column stage with missing texts"),
+        (lambda e: e.assign(protocol_sha256=None), "column protocol_sha256 with missing texts"),
+        (lambda e: e[[*e.columns, "value"]], "a column twice"),
+    ],
+    ids=range(6),
+)
+def test_a_table_of_events_has_its_columns_kinds(change: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        kvtrial.decide(change(trial(flat(**BASE))), REGISTERED)
+
+
+def test_an_index_of_any_kind_says_nothing() -> None:
+    events = trial(flat(**BASE))
+    by_stage = kvtrial.decide(events.set_index("stage", drop=False), REGISTERED)
+    assert by_stage.to_json() == kvtrial.decide(events, REGISTERED).to_json()
+
+
+BASE = {"K0": 100.0, "A1": 80.0, "A2": 70.0, "K1": 22.0, "K2": 15.0, "K3": 20.0}
+
+
+@pytest.mark.parametrize("sizes", ["a", "", "16,", "5"])
+def test_the_suite_s_page_sizes_are_named(sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        suite.main(["K1", "out.json", "--page-tokens", sizes])
+    assert f"{sizes!r}: give some of 16, 32, 64" in capsys.readouterr().err
+
+
+def test_an_outcome_that_can_not_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(suite, "count_allocations", lambda: None)
+    monkeypatch.setattr(suite.faulthandler, "enable", lambda: None)  # it asks for a real stderr
+    with pytest.raises(SystemExit, match="2"):
+        suite.main(["K1", str(tmp_path), "--page-tokens", "16", "--tests", "KvAppendRequiresOwner"])
+    assert "can't be written (" in capsys.readouterr().err
+
+
+def test_what_is_no_file_is_not_written_over(tmp_path: Path) -> None:
+    """By a rename a file took a device's place: `/dev/full`, for whoever is root."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path):
+        with pytest.raises(FileExistsError, match="no regular file"):
+            write_text(place, "x")
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]

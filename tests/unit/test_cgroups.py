@@ -153,3 +153,39 @@ def test_a_system_without_control_groups_has_no_limits(
     assert cgroups.cpu_quota() is None
     assert cgroups.throttled() is None
     assert cgroups.memory_left_bytes() is None
+
+
+@pytest.mark.parametrize("odd", ["\u00b2", "9" * 5000, "-1", "0x10", "1 2"])
+def test_what_is_no_count_of_the_kernels_limits_nobody(files: Files, odd: str) -> None:
+    files(
+        ["0::/a"],
+        [V2],
+        {
+            "a/cpu.max": f"{odd} 100000",
+            "a/cpu.stat": f"nr_throttled {odd}",
+            "a/memory.max": odd,
+            "a/memory.current": "5",
+        },
+    )
+    assert cgroups.cpu_quota() is None
+    assert cgroups.throttled() is None
+    assert cgroups.memory_left_bytes() is None
+
+
+@pytest.mark.parametrize(
+    ("own", "mount"),
+    [
+        ("0::/a\0b", V2),
+        ("0::/a", V2.replace("/sys/fs/cgroup", "/sys/fs/cg\\000roup")),
+        ("0::/a", V2.replace("/sys/fs/cgroup", "sys/fs/cgroup")),
+    ],
+)
+def test_a_path_that_is_none_limits_nobody(files: Files, own: str, mount: str) -> None:
+    files([own], [mount], {"a/cpu.max": "100000 100000"})
+    assert cgroups.cpu_quota() is None
+
+
+def test_a_group_s_name_may_be_any_bytes(files: Files, tmp_path: Path) -> None:
+    files([], [V2], {"a\udcff/cpu.max": "50000 100000"})
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/a\xff\n")
+    assert cgroups.cpu_quota() == 0.5

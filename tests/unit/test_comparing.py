@@ -14,8 +14,10 @@ import pytest
 import shown_trial
 from shown_trial import ARMS, FEW, steady
 
+from kvtrial.decision.verdict import MixedProtocol
 from kvtrial.run import events
 from kvtrial.run.layout import ConfigError
+from kvtrial.stages.after.provisional import decide_so_far
 from kvtrial.stages.after.verdict import write_verdict
 from kvtrial.tools import command, comparing
 
@@ -117,3 +119,48 @@ def test_history_is_by_time_in_every_form(tmp_path: Path, monkeypatch, capsys):
     assert said[0].startswith("| arm | context |")
     (row,) = [line for line in said if line.startswith("| K2T | 4,096 |")]
     assert "0.875" in row and "slower" in row  # 14 / 16
+
+
+def test_events_of_another_protocol_are_not_compared(tmp_path: Path):
+    before, after = run(tmp_path, "before"), run(tmp_path, "after")
+    (after / "protocol.json").write_text(json.dumps({**FEW, "name": "other"}), encoding="utf-8")
+    with pytest.raises(MixedProtocol, match="a run never mixes protocols"):
+        comparing.compare(before, after)
+
+
+def damaged(path: Path, how: str) -> None:
+    whole = path.read_bytes()
+    path.unlink()
+    if how == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif how == "empty":
+        path.touch()
+    elif how == "a folder":
+        path.mkdir()
+    elif how == "a link to nothing":
+        path.symlink_to("nowhere")
+    else:
+        pd.DataFrame({"a": [1]}).to_parquet(path)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "a folder", "a link to nothing", "other columns"])
+def test_a_table_that_is_not_whole_is_named_by_whoever_reads_it(tmp_path: Path, how: str):
+    run_dir = run(tmp_path, "before")
+    damaged(run_dir / "events" / "aa.parquet", how)
+    for read in (write_verdict, decide_so_far, lambda path: comparing.compare(path, path)):
+        with pytest.raises(events.EventsInvalid, match=r"events/aa\.parquet: "):
+            read(run_dir)
+
+
+def test_a_run_s_folder_may_have_any_name(tmp_path: Path):
+    for name in ("caf\udce9", "file:x"):
+        folder = run(tmp_path, "before").rename(tmp_path / name)
+        found = comparing.compare(folder, folder)
+        assert found["rows"]
+
+
+def test_an_arm_that_no_run_has_is_not_followed(tmp_path: Path):
+    runs = [run(tmp_path, "a", decided=True)]
+    assert "K3" in comparing.history(runs, ["K3"])[0]["arms"]
+    with pytest.raises(ConfigError, match=r"no run has the arm 'K33'; measured: .*K3"):
+        comparing.history(runs, ["K3", "K33"])

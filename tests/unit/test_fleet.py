@@ -105,3 +105,9 @@ def test_a_wrong_value_is_named_with_its_key(tmp_path, files):
     files[0].write_text(json.dumps(verdict), encoding="utf-8")
     with pytest.raises(fleet.BadVerdict, match=r"language\.outcome: 'MAYBE' is not one of .*ADOPT"):
         fleet.load(files[0])
+
+
+def test_a_file_whose_brackets_have_no_end_is_named(tmp_path):
+    (tmp_path / "verdict.json").write_text("[" * 100_000)
+    with pytest.raises(fleet.BadVerdict, match=r"verdict\.json: .*recursion"):
+        fleet.load(tmp_path)

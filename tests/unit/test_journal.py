@@ -115,3 +115,12 @@ def test_a_writer_killed_at_any_time_leaves_whole_units(tmp_path):
     assert json.loads((tmp_path / "journal/m2/attempt-1/after.json").read_text()) == [
         {"value": -1.0}
     ]
+
+
+def test_a_unit_whose_brackets_have_no_end_is_named(tmp_path):
+    attempt = Journal(tmp_path, "m2").attempt()
+    attempt.put("u", [])
+    unit = next(path for path in (tmp_path / "journal").rglob("*.json"))
+    unit.write_text("[" * 100_000)
+    with pytest.raises(JournalError, match="can't be read"):
+        attempt.rows()

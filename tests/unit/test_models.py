@@ -147,10 +147,46 @@ def test_the_hash_follows_the_file(tmp_path):
 
 
 def test_a_file_that_is_no_yaml_is_named(tmp_path, monkeypatch):
-    (tmp_path / "models.yaml").write_text("models:\n\tmine: {path: x}\n", encoding="utf-8")
     monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
-    with pytest.raises(ModelsConfigInvalid, match=r"models\.yaml: cannot be read"):
-        models.entries()
+    for content in NO_YAML:
+        (tmp_path / "models.yaml").write_bytes(content)
+        with pytest.raises(ModelsConfigInvalid, match=r"models\.yaml: cannot be read"):
+            models.entries()
+
+
+#: A tab, no UTF-8, UTF-16, a date that no calendar has, brackets deeper than any parser goes.
+NO_YAML = [b"models:\n\tmine: {path: x}\n", bytes(range(256)), "a: b".encode("utf-16"),
+           b"a: 2026-99-99", b"[" * 5000]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_YAML, ids=range(len(NO_YAML)))
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_a_protocol_that_is_no_text_is_named(tmp_path, suffix, content):
+    path = tmp_path / f"protocol.{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(protocol.ProtocolError, match=rf"protocol\.{suffix}: cannot be read"):
+        protocol.load(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (99, "version 99; .* reads version 3. A newer"),
+        (True, "see workflow"),
+        (1.0, "see workflow"),
+    ],
+)
+def test_a_protocol_of_another_version_says_whose_it_is(version, said):
+    with pytest.raises(protocol.ProtocolError, match=said):
+        protocol.check({"version": version})
+
+
+@pytest.mark.parametrize("value", [5, None, True, ["x"]])
+@pytest.mark.parametrize("key", ["model", "protocol"])
+def test_a_run_s_model_and_protocol_are_texts(key, value):
+    config = {"model": "tiny-llama", "profile": "default", "protocol": "p.yaml", key: value}
+    with pytest.raises(layout.ConfigError, match=rf"{key} is .*; give a name or a path"):
+        layout.plan(config)
 
 
 @pytest.mark.parametrize(
@@ -327,3 +363,45 @@ def test_a_file_of_ones_own_is_a_model_by_its_path(tmp_path, monkeypatch):
         models.fetch(name)
     with pytest.raises(ModelNotFetched, match=r"no file '/nowhere\.gguf'; give the path"):
         models.register("/nowhere.gguf")
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A file of one's own, and results of its own."""
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path / "results"))
+    path = tmp_path / "own.gguf"
+    models.fetch("tiny-llama", path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x" * 240, "caf\udce9", "new\nline", "50%41 #a?b"])
+def test_a_file_of_ones_own_may_have_any_name(own, name):
+    path = own.rename(own.with_name(f"{name}.gguf"))
+    registered = models.register(path)
+    assert len(registered) < 100 and models.path_of(registered).resolve() == path
+    assert models.fetch(registered).resolve() == path
+
+
+def test_home_is_where_a_path_says_so(own, monkeypatch):
+    monkeypatch.setenv("HOME", str(own.parent))
+    assert models.path_of("~/own.gguf") == own
+    assert models.path_of(models.register("~/own.gguf")).resolve() == own
+    for ask in (models.register, models.path_of):
+        with pytest.raises(ModelNotFetched, match=r"no file '~nobody-has-this/own\.gguf'"):
+            ask("~nobody-has-this/own.gguf")
+
+
+def test_a_file_of_ones_own_that_is_gone_is_named(own):
+    name = models.register(own)
+    own.unlink()
+    with pytest.raises(ModelNotFetched, match=f"no file '{own}'; put it back"):
+        models.fetch(name)
+
+
+@pytest.mark.parametrize("note", [b'{"path": 5, "sha256": 6}', b'{"path": [], "sha256": null}'])
+def test_a_note_of_another_kind_is_none(own, note):
+    name = models.register(own)
+    models.path_of(name).with_suffix(".json").write_bytes(note)
+    with pytest.raises(UnknownModel, match=name):
+        models.entry(name)
+    assert models.register(own) == name and models.entry(name)["path"] == str(own)

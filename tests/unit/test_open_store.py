@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import pkgutil
 from importlib.metadata import EntryPoint
@@ -30,6 +31,11 @@ from kvtrial.contract import (
 from kvtrial.engine.transformer import Model
 from kvtrial.host import selection
 from kvtrial.host.machine import machine_class
+from kvtrial.hot import formats
+from kvtrial.hot.formats import RowFormat
+from kvtrial.hot.formats import fp16 as fp16_rows
+from kvtrial.hot.formats import fp32 as fp32_rows
+from kvtrial.hot.paged import open_paged
 from kvtrial.measure.stores import opened
 from kvtrial.run import layout
 
@@ -195,7 +201,9 @@ def test_a_selection_of_an_earlier_release_is_read(
     assert "fp32" in page_format(profile="fp32")
 
 
-@pytest.mark.parametrize("text", ["{0}: {{default: K1}}", "{0}: 7", "- a", "{0}: {{"])
+@pytest.mark.parametrize(
+    "text", ["{0}: {{default: K1}}", "{0}: 7", "- a", "{0}: {{", "a: 2026-99-99", "[" * 5000]
+)
 def test_what_is_no_selection_names_file_and_remedy(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,3 +254,138 @@ def test_a_store_that_no_page_fits_in_is_said_and_not_asked_for_ever() -> None:
     spec = StoreSpec(1, 1, 1, 8, budget_bytes=1)
     with pytest.raises(PoolExhausted, match=f"^{8 * 16 * 8 << 10} bytes"):
         candidates.page_bytes(never, spec)
+
+
+# --------------------------------------------------------------------------------------------------
+# Row formats of another package
+
+
+class NativeRows(ctypes.Structure):
+    """``kv_rows`` of native/kv_rows.h."""
+
+    _fields_ = (
+        ("element_bytes", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("row_bytes", "first_unfit", "write", "read")),
+    )
+
+
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype, _capsule.argtypes = (
+    ctypes.py_object,
+    [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+)
+_held = ctypes.pythonapi.PyCapsule_GetPointer
+_held.restype, _held.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+KV_ROWS = b"kvtrial.kv_rows"
+#: What a capsule points to has to stay.
+_kept: list[Any] = []
+
+
+def rows_of_another(name: bytes = KV_ROWS, row_bytes: int | None = None, **fields: Any) -> Any:
+    """K1's ``kv_rows`` with some of its fields changed, in a capsule."""
+    rows = NativeRows.from_buffer_copy(
+        ctypes.string_at(_held(fp32_rows.FP32.rows(), KV_ROWS), ctypes.sizeof(NativeRows))
+    )
+    if row_bytes is not None:
+        told = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(lambda head_dim: row_bytes)
+        _kept.append(told)
+        rows.row_bytes = ctypes.cast(told, ctypes.c_void_p)
+    for field, value in fields.items():
+        setattr(rows, field, value)
+    _kept.append(rows)
+    return _capsule(ctypes.addressof(rows), name, None)
+
+
+def paged(format: Any) -> KVStore:
+    return open_paged(StoreSpec(**SHAPE), format=format)
+
+
+def test_the_native_half_of_a_format_is_taken_as_it_is() -> None:
+    with contextlib.closing(
+        paged(dataclasses.replace(fp32_rows.FP32, rows=lambda: rows_of_another()))
+    ) as store:
+        assert store.row_bytes == 2 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"row_bytes": 0}, "takes 0 bytes at head_dim 8; allowed: 1 to"),
+        ({"row_bytes": -64}, "takes -64 bytes"),
+        ({"row_bytes": 2**60}, f"takes {2**60} bytes"),
+        ({"row_bytes": 28}, "an element of format fp32 takes 4 bytes, a row 28"),
+        ({"row_bytes": 33}, "takes 4 bytes, a row 33"),
+        ({"element_bytes": -4}, "takes -4 bytes"),
+        ({"element_bytes": 2**60}, f"takes {2**60} bytes"),
+        ({"element_bytes": 2}, "in_place with elements of 2 bytes"),
+        *(({name: None}, "lacks a function") for name in ("first_unfit", "write", "read")),
+        ({"name": b"other.rows"}, "rows of format fp32 gives .*named 'kvtrial.kv_rows'"),
+    ],
+)
+def test_rows_that_lead_out_of_a_page_are_refused(fields: dict[str, Any], said: str) -> None:
+    format = dataclasses.replace(fp32_rows.FP32, rows=lambda: rows_of_another(**fields))
+    with pytest.raises(InvalidArgument, match=said):
+        paged(format)
+
+
+@pytest.mark.parametrize("gives", [None, 5, "x", object()])
+@pytest.mark.parametrize("what", ["rows", "kernel"])
+def test_what_is_no_capsule_is_refused(what: str, gives: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"{what} of format fp32 gives .*give a PyCapsule"):
+        paged(dataclasses.replace(fp32_rows.FP32, **{what: lambda: gives}))
+
+
+@pytest.mark.parametrize("what", ["rows", "kernel"])
+def test_a_native_half_that_does_not_load_says_why(what: str) -> None:
+    def missing() -> Any:
+        raise OSError("no such library")
+
+    with pytest.raises(CandidateNotBuilt, match=f"{what} of format fp32: OSError: no such library"):
+        paged(dataclasses.replace(fp32_rows.FP32, **{what: missing}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", 5),
+        ("name", "a/b"),
+        ("profile", "fp32"),
+        ("rows", 5),
+        ("kernel", None),
+        ("transposed", "no"),
+        ("in_place", 1),
+    ],
+)
+def test_a_format_s_fields_are_of_their_kinds(field: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=field):
+        dataclasses.replace(fp32_rows.FP32, **{field: value})
+
+
+def test_halves_are_not_written_where_they_lie() -> None:
+    with pytest.raises(InvalidArgument, match="fp16 is in_place with elements of 2 bytes"):
+        paged(dataclasses.replace(fp16_rows.FP16, in_place=True))
+
+
+@pytest.mark.parametrize("value", ["kvtrial.nowhere:X", "kvtrial.hot.formats:GROUP"])
+def test_another_s_format_that_does_not_load_is_in_nobody_s_way(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = EntryPoint("mine", value, formats.GROUP)
+    real = formats.entry_points
+    monkeypatch.setattr(formats, "entry_points", lambda group: [*real(group=group), mine])
+    formats._points.cache_clear()
+    try:
+        with contextlib.closing(paged("fp32")):
+            pass
+        with pytest.raises((CandidateNotBuilt, InvalidArgument), match="mine"):
+            paged("mine")
+        with pytest.raises(InvalidArgument, match=r"'no'; allowed: fp16, .*mine"):
+            paged("no")
+    finally:
+        formats._points.cache_clear()
+
+
+def test_a_format_is_named_or_given() -> None:
+    for name in (["fp32"], None, 5, RowFormat):
+        with pytest.raises(InvalidArgument, match="format is"):
+            paged(name)

@@ -178,3 +178,62 @@ def test_the_bytes_of_ids_are_their_text():
     for wrong in (-1, tokenizer.vocab_size):
         with pytest.raises(UnknownToken, match=f"token id {wrong}; allowed"):
             tokenizer.bytes_of(wrong)
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+PIECES = ["<unk>", "<s>", "</s>", *BYTES, "\u2581", "h", "i", "hi", "\u2581hi"]
+TYPES = [2, 3, 3, *[6] * 256, *[1] * 5]
+
+
+def pieces(tokens=PIECES, types=TYPES, **extra) -> Tokenizer:
+    """A SentencePiece tokenizer, whose later pieces have the lower scores."""
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(tokens),
+        "tokenizer.ggml.scores": -np.arange(len(tokens), dtype=np.float32),
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+    } | {f"tokenizer.ggml.{key}": value for key, value in extra.items()}
+    return Tokenizer(GgufFile(Path("made.gguf"), 3, 32, metadata, {}, 0))
+
+
+@pytest.mark.parametrize("name", ["<0xZZ>", "b", "", "<0x100>", "<0x1>"])
+def test_a_byte_token_names_its_byte(name):
+    with pytest.raises(GgufInvalid, match="as a byte; allowed: <0x00>"):
+        pieces([name if token == "<0x41>" else token for token in PIECES])
+
+
+@pytest.mark.parametrize("types", [TYPES, [], [1] * len(PIECES), [99] * len(PIECES)], ids=len)
+def test_bytes_are_written_and_read_by_their_names(types):
+    tokenizer = pieces(types=types, add_bos_token=False)
+    ids = tokenizer.encode("hi h\u00e9\n")
+    assert [PIECES[i] for i in ids[-3:]] == ["<0xC3>", "<0xA9>", "<0x0A>"]
+    assert tokenizer.decode(ids) == "hi h\u00e9\n"
+
+
+def test_what_is_a_piece_needs_no_byte():
+    tokens = ["<unk>", "<s>", "\u2581", "h", "\u00e9"]
+    tokenizer = pieces(tokens, [2, 3, 1, 1, 1], add_bos_token=False)
+    assert tokenizer.decode(tokenizer.encode("h \u00e9")) == "h \u00e9"
+    with pytest.raises(UnknownToken, match=r"bytes \[10\]"):
+        tokenizer.encode("h\n")
+
+
+@pytest.mark.parametrize("make", [made, pieces])
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id"])
+def test_true_is_no_token(make, key):
+    with pytest.raises(GgufInvalid, match=f"{key} is True; allowed: 0 to"):
+        make(**{key: True})
+
+
+def test_scores_that_order_nothing_are_refused():
+    scores = -np.arange(len(PIECES), dtype=np.float32)
+    scores[7] = np.nan
+    with pytest.raises(GgufInvalid, match="scores has NaN for token 7"):
+        pieces(scores=scores)
+
+
+def test_a_message_does_not_hold_the_whole_vocabulary():
+    with pytest.raises(GgufInvalid, match="scores is") as error:
+        pieces(scores=["a"] * len(PIECES))
+    assert len(str(error.value)) < 300

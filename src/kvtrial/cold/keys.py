@@ -16,10 +16,19 @@ from typing import Any, NamedTuple
 import blake3
 import numpy as np
 
-from kvtrial.contract import I64, InvalidArgument, KVStore, StoreSpec, integers, shown
+from kvtrial.contract import I64, InvalidArgument, KVStore, StoreSpec, integer, integers, shown
 
 #: Raised when kernels begin to store other bytes under the same `KVStore.page_format`.
 KERNEL_ABI = 1
+#: An identity's whole numbers, and from where on.
+_COUNTS = {
+    "page_tokens": 1,
+    "layers": 1,
+    "kv_heads": 1,
+    "head_dim": 1,
+    "base_position": 0,
+    "kernel_abi": 0,
+}
 
 
 def digest(data: bytes) -> bytes:
@@ -53,12 +62,21 @@ class Identity:
         for name in ("model_sha256", "page_format", "activations"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgument(f"{name} is {shown(getattr(self, name))}; give a str")
+        for name, low in _COUNTS.items():
+            object.__setattr__(self, name, integer(getattr(self, name), name, low, 2**62))
+        if self.kv_head_range is not None:
+            bounds = tuple(integers(self.kv_head_range, "kv_head_range").tolist())
+            object.__setattr__(self, "kv_head_range", bounds)
         base = self.rope_base
-        if isinstance(base, bool) or not isinstance(base, (int, float, np.number)):
+        if isinstance(base, bool) or not isinstance(base, (int, float, np.integer, np.floating)):
             raise InvalidArgument(f"rope_base is {shown(base)}; give a number")
-        object.__setattr__(self, "rope_base", float(base))
-        if not 0 < self.rope_base < np.inf:
-            raise InvalidArgument(f"rope_base is {self.rope_base}; allowed: finite and above 0")
+        try:
+            number = float(base)
+        except OverflowError:  # of an integer
+            number = np.inf
+        if not 0 < number < np.inf:
+            raise InvalidArgument(f"rope_base is {shown(base)}; allowed: finite and above 0")
+        object.__setattr__(self, "rope_base", number)
 
     @classmethod
     def of(

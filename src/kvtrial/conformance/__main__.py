@@ -16,7 +16,7 @@ from pathlib import Path
 from kvtrial import candidates
 from kvtrial.conformance.isolated import result, write
 from kvtrial.conformance.suite import TESTS, Outcome, run
-from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError
+from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError, page_size, shown
 from kvtrial.host import build
 from kvtrial.measure import allocations
 
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the JSON to write")
     parser.add_argument(
         "--page-tokens",
-        type=lambda text: tuple(int(p) for p in text.split(",")),
+        type=_page_sizes,
         default=PAGE_TOKENS,
         help="page sizes P in tokens, with commas (default: %(default)s)",
     )
@@ -51,8 +51,20 @@ def main(arguments: list[str] | None = None) -> int:
         parser.exit(2, f"{error}\n")
     tests = [test for test in TESTS if test.name in chosen.tests]
     document = result(candidate, run(candidate, chosen.page_tokens, tests, _tell))
-    write(chosen.out, document)
+    try:
+        write(chosen.out, document)
+    except OSError as error:
+        parser.exit(2, f"{shown(str(chosen.out))} can't be written ({error}); give another file\n")
     return 0 if document["passed"] else 1
+
+
+def _page_sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(page_size(int(part)) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)}: give some of {', '.join(map(str, PAGE_TOKENS))}, with commas"
+        ) from None
 
 
 def count_allocations() -> None:

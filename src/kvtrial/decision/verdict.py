@@ -103,14 +103,9 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
         The protocol is not what its schema allows.
     """
     registration.check(protocol)
-    _refuse_no_table(events)
+    events = _table(events)
     protocol_sha256 = registration.sha256(protocol)
-    strange = sorted(set(events["protocol_sha256"]) - {protocol_sha256})
-    if strange:
-        raise MixedProtocol(
-            f"events carry protocol {strange[0][:12]}, the protocol given is {protocol_sha256[:12]}; a "
-            "run never mixes protocols: decide each run with its own protocol.json"
-        )
+    refuse_mixed(events, protocol)
     # Plain strings: slices of Arrow's are what would take the time.
     texts = events.select_dtypes("string").columns
     events = events.astype(dict.fromkeys(texts, object)).copy()
@@ -166,7 +161,18 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
     return Verdict(data)
 
 
-def _refuse_no_table(events: object) -> None:
+def refuse_mixed(events: pd.DataFrame, protocol: Protocol) -> None:
+    """`MixedProtocol` for events that were not all made under this protocol."""
+    given = registration.sha256(protocol)
+    if strange := sorted(set(events["protocol_sha256"]) - {given}):
+        raise MixedProtocol(
+            f"events carry protocol {strange[0][:12]}, the protocol given is {given[:12]}; a run never mixes "
+            "protocols: decide each run with its own protocol.json"
+        )
+
+
+def _table(events: object) -> pd.DataFrame:
+    """Typed rows, numbered from 0; `InvalidArgument` for what is no table of events."""
     if not isinstance(events, pd.DataFrame):
         raise InvalidArgument(
             f"events is {shown(events)}; give a table of kvtrial.run.events.COLUMNS"
@@ -175,8 +181,23 @@ def _refuse_no_table(events: object) -> None:
         raise InvalidArgument(
             f"events has no column {', '.join(missing)}; give a table of kvtrial.run.events.COLUMNS"
         )
+    if not events.columns.is_unique:
+        raise InvalidArgument("events has a column twice; give each once")
     if events.empty:
         raise InvalidArgument("events has no row; give those of a run, as read_run returns them")
+    rows = events.reset_index(drop=True)
+    for name, (dtype, _) in COLUMNS.items():
+        try:
+            rows[name] = rows[name].astype(dtype)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(
+                f"events has a column {name} that is no {dtype}: {error}"
+            ) from None
+        if dtype == "string" and rows[name].isna().any():
+            raise InvalidArgument(
+                f"events has a column {name} with missing texts; give '' for none"
+            )
+    return rows
 
 
 def _build_id(events: pd.DataFrame) -> str:

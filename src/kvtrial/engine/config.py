@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM, InvalidArgument
+from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM, InvalidArgument, shown
 from kvtrial.engine.architecture import ARCHITECTURES, Architecture
 from kvtrial.engine.errors import GgufInvalid, UnsupportedArchitecture
 from kvtrial.engine.gguf import GgufFile
@@ -152,15 +152,16 @@ class ModelConfig:
 def _rope_factor(file: GgufFile, read: _Keys) -> float:
     """What positions are divided by; 1 where they are not scaled."""
     scaling = read.raw("rope.scaling.type")
-    if scaling not in (None, "none", "linear"):
+    if scaling is not None and not (isinstance(scaling, str) and scaling in ("none", "linear")):
         raise UnsupportedArchitecture(
-            f"{file.path}: RoPE scaling {scaling!r} does not run here; allowed: none, linear, and factors in "
+            f"{file.path}: RoPE scaling {shown(scaling)} does not run here; allowed: none, linear, and factors in "
             "rope_freqs.weight; use a model with one of these"
         )
     if scaling == "none":
         return 1.0
     for key in ("rope.scaling.factor", "rope.scale_linear"):  # the second is of old files
-        if read.raw(key) not in (None, 0):
+        value = read.raw(key)
+        if value is not None and not (type(value) in (int, float) and value == 0):
             return read.number(key)
     return 1.0
 
@@ -203,7 +204,7 @@ class _Keys:
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
             raise GgufInvalid(
-                f"{self.file.path}: metadata key {self.architecture}.{key} is {value!r}; allowed: "
+                f"{self.file.path}: metadata key {self.architecture}.{key} is {shown(value)}; allowed: "
                 "an integer from 1 on"
             )
         return value
@@ -212,7 +213,7 @@ class _Keys:
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
             raise GgufInvalid(
-                f"{self.file.path}: metadata key {self.architecture}.{key} is {value!r}; allowed: a "
+                f"{self.file.path}: metadata key {self.architecture}.{key} is {shown(value)}; allowed: a "
                 "positive number"
             )
         return float(value)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtrial.contract import InvalidArgument, integer, shown
 from kvtrial.engine.architecture import ARCHITECTURES
 from kvtrial.engine.gguf import TensorToWrite, write_gguf
 from kvtrial.engine.kinds import QK, TensorKind
@@ -29,6 +30,8 @@ SYNTHETIC_KEY = "kvtrial.synthetic"
 _PRE_TOKENIZER = {"llama": "smollm", "qwen2": "qwen2", "qwen3": "qwen2", "gemma": "smollm"}
 _MERGES = ("Ġ t", "h e", "i n", "r e", "o n", "e r", "Ġ a", "Ġt he", "a n", "e n", "Ġ s", "o r")
 _NORMAL, _UNUSED = 1, 5
+_KINDS = ("Q8_0", "Q4_1")
+_LEAST_VOCAB = 256 + len(_MERGES) + 1
 _CHUNK_BLOCKS = 1 << 17
 
 
@@ -50,6 +53,16 @@ class ModelSizes:
     context: int
     rope_base: float
     seed: int
+
+    def __post_init__(self) -> None:
+        """`InvalidArgument` for a family or format that is not made, and for too small a vocabulary."""
+        for name, allowed in (("architecture", ARCHITECTURES), ("kind", _KINDS)):
+            if getattr(self, name) not in allowed:
+                raise InvalidArgument(
+                    f"{name} is {shown(getattr(self, name))}; allowed: {', '.join(allowed)}"
+                )
+        integer(self.vocab, "vocab", _LEAST_VOCAB)
+        integer(self.seed, "seed", 0)
 
     @property
     def hidden(self) -> int:

@@ -12,6 +12,7 @@ Decided where files and peers differ:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as _Library
 from tokenizers.models import BPE
 
-from kvtrial.contract import InvalidArgument, integer, integers, shown
+from kvtrial.contract import InvalidArgument, flag, integer, integers, shown
 from kvtrial.engine.errors import GgufInvalid, TokenizerUnsupported, UnknownToken
 from kvtrial.engine.gguf import GgufFile
 
@@ -84,9 +85,8 @@ def byte_tokens() -> list[str]:
     return [chr(b if b in printable else next(stand_ins)) for b in range(256)]
 
 
-def _byte_name(byte: int) -> str:
-    """SentencePiece's token of a byte."""
-    return f"<0x{byte:02X}>"
+#: SentencePiece's token of a byte.
+_BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -127,13 +127,15 @@ class Tokenizer:
             )
         self._space_first = self._pieces and self._flag("add_space_prefix", True)
         self._types = self._numbers("token_type", "iu")
+        self._byte_pieces = self._bytes_by_name() if self._pieces else {}
         self._byte_of = {stand_in: byte for byte, stand_in in enumerate(byte_tokens())}
         # The library drops such bytes without a word.
-        known = set(self._tokens)
-        needed = [_byte_name(b) for b in range(256)] if self._pieces else byte_tokens()
-        self._missing_bytes = {b for b, token in enumerate(needed) if token not in known}
-        if self._pieces:  # what is a piece itself needs no byte
-            self._missing_bytes -= {ord(t) for t in known if len(t) == 1 and ord(t) < 128}
+        self._known = set(self._tokens)
+        if self._pieces:
+            named = {b for i, b in self._byte_pieces.items() if self._tokens[i] == f"<0x{b:02X}>"}
+            self._missing_bytes = set(range(256)) - named
+        else:
+            self._missing_bytes = {b for b, t in enumerate(byte_tokens()) if t not in self._known}
         self._library = self._build()
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
@@ -149,12 +151,15 @@ class Tokenizer:
                 f"character {error.start} of the text is {text[error.start]!r}, half of a pair or a byte "
                 "that is not UTF-8; take it out of the text"
             ) from None
+        if self._pieces and self._missing_bytes:  # what is a piece itself needs no byte
+            spaced = (" " * self._space_first + text).replace(" ", SPACE)
+            encoded = "".join(set(spaced) - self._known).encode()
         if missing := self._missing_bytes.intersection(encoded):
             raise UnknownToken(
                 f"the text has bytes {sorted(missing)} that this vocabulary has no token for; "
                 "take them out of the text"
             )
-        self._library.encode_special_tokens = not parse_special
+        self._library.encode_special_tokens = not flag(parse_special, "parse_special")
         ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         if self._add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids = [self.bos_id, *ids]
@@ -179,13 +184,28 @@ class Tokenizer:
             raise UnknownToken(f"token id {token}; allowed: 0 to {self.vocab_size - 1}")
         text = self._tokens[token]
         if self._pieces:
-            if len(self._types) and self._types[token] == BYTE:
-                return bytes([int(text[3:5], 16)])
+            if (byte := self._byte_pieces.get(token)) is not None:
+                return bytes([byte])
             return text.replace(SPACE, " ").encode()
         try:
             return bytes(map(self._byte_of.__getitem__, text))
         except KeyError:  # no token of bytes: a name, such as a CONTROL token's
             return text.encode()
+
+    def _bytes_by_name(self) -> dict[int, int]:
+        """Id → byte of SentencePiece's byte tokens: the library writes bytes by their names too."""
+        found = {}
+        for i, token in enumerate(self._tokens):
+            kind = int(self._types[i]) if len(self._types) else NORMAL
+            name = _BYTE_NAME.fullmatch(token)
+            if name is not None and kind not in (CONTROL, USER_DEFINED):
+                found[i] = int(name[1], 16)
+            elif kind == BYTE:
+                raise GgufInvalid(
+                    f"{self._file.path}: tokenizer.ggml.tokens has {shown(token)} as a byte; allowed: <0x00> "
+                    "to <0xFF>; convert the model again"
+                )
+        return found
 
     def _get(self, key: str, default: Any = None) -> Any:
         return self._file.metadata.get(f"tokenizer.ggml.{key}", default)
@@ -194,7 +214,7 @@ class Tokenizer:
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise GgufInvalid(
-                f"{self._file.path}: tokenizer.ggml.{key} is {value!r}; allowed: a bool"
+                f"{self._file.path}: tokenizer.ggml.{key} is {shown(value)}; allowed: a bool"
             )
         return value
 
@@ -213,7 +233,7 @@ class Tokenizer:
         wanted = "integers" if "i" in kinds else "numbers"
         if not isinstance(value, np.ndarray) or (value.dtype.kind not in kinds and value.size):
             raise GgufInvalid(
-                f"{self._file.path}: tokenizer.ggml.{key} is {value!r}; allowed: an array of {wanted}"
+                f"{self._file.path}: tokenizer.ggml.{key} is {shown(value)}; allowed: an array of {wanted}"
             )
         if len(value) not in (0, self.vocab_size):
             raise GgufInvalid(
@@ -231,14 +251,14 @@ class Tokenizer:
         value = self._get(key)
         if not isinstance(value, str) or value not in allowed:
             raise TokenizerUnsupported(
-                f"{self._file.path}: tokenizer.ggml.{key} is {value!r}; allowed: {', '.join(allowed)}"
+                f"{self._file.path}: tokenizer.ggml.{key} is {shown(value)}; allowed: {', '.join(allowed)}"
             )
 
     def _special_id(self, kind: str) -> int | None:
         value = self._get(f"{kind}_token_id")
-        if value is not None and not (isinstance(value, int) and 0 <= value < self.vocab_size):
+        if value is not None and not (type(value) is int and 0 <= value < self.vocab_size):
             raise GgufInvalid(
-                f"{self._file.path}: tokenizer.ggml.{kind}_token_id is {value!r}; "
+                f"{self._file.path}: tokenizer.ggml.{kind}_token_id is {shown(value)}; "
                 f"allowed: 0 to {self.vocab_size - 1}"
             )
         return value
@@ -247,7 +267,7 @@ class Tokenizer:
         vocab = {token: i for i, token in enumerate(self._tokens)}
         if len(vocab) != self.vocab_size:
             twice = next(t for i, t in enumerate(self._tokens) if vocab[t] != i)
-            raise GgufInvalid(f"{self._file.path}: tokenizer.ggml.tokens has {twice!r} twice")
+            raise GgufInvalid(f"{self._file.path}: tokenizer.ggml.tokens has {shown(twice)} twice")
         library = self._of_pieces(vocab) if self._pieces else self._of_bytes(vocab)
         by_type: dict[int, list[AddedToken]] = {CONTROL: [], USER_DEFINED: []}
         for token, kind in zip(self._tokens, self._types):
@@ -265,7 +285,7 @@ class Tokenizer:
             left, _, right = merge.partition(" ")
             if left not in vocab or right not in vocab or left + right not in vocab:
                 raise GgufInvalid(
-                    f"{self._file.path}: tokenizer.ggml.merges has {merge!r}; allowed: two tokens of the "
+                    f"{self._file.path}: tokenizer.ggml.merges has {shown(merge)}; allowed: two tokens of the "
                     "vocabulary whose join is a token"
                 )
             merges.append((left, right))
@@ -282,6 +302,11 @@ class Tokenizer:
         if not len(scores):
             raise GgufInvalid(
                 f"{self._file.path}: tokenizer.ggml.scores is missing; convert the model again"
+            )
+        if np.isnan(scores).any():  # it would stand before or behind others by chance
+            raise GgufInvalid(
+                f"{self._file.path}: tokenizer.ggml.scores has NaN for token {int(np.isnan(scores).argmax())}; "
+                "convert the model again"
             )
         joins = [
             (-float(scores[i]), i, token[:at], token[at:])

@@ -26,6 +26,7 @@ from kvtrial.contract import (
     KVSession,
     KVStore,
     callback,
+    flag,
     integer,
     integers,
     page_size,
@@ -299,7 +300,7 @@ class Model:
         """
         tokens = self._checked_ids(ids)
         n = integer(n, "n", 0, MAX_TOKENS - len(tokens))
-        if not beyond_context:
+        if not flag(beyond_context, "beyond_context"):
             n = min(n, self.config.room(len(tokens)))
         new: list[int] = []
         rows = 0
@@ -361,7 +362,7 @@ class Decoder:
         batch = integer(batch, "batch", 1, MAX_BATCH)
         threads = integer(threads, "threads", 1, MAX_THREADS)
         self.model = model
-        self.direct = direct
+        self.direct = flag(direct, "direct")
         self._scratch = Scratch(
             model.config, batch, activations == "quantised", threads, model._frequencies
         )
@@ -466,8 +467,10 @@ class Decoder:
 
 
 def _check_activations(activations: str) -> None:
-    if activations not in ACTIVATIONS:
-        raise InvalidArgument(f"activations is {activations!r}; allowed: {', '.join(ACTIVATIONS)}")
+    if not isinstance(activations, str) or activations not in ACTIVATIONS:
+        raise InvalidArgument(
+            f"activations is {shown(activations)}; allowed: {', '.join(ACTIVATIONS)}"
+        )
 
 
 @contextlib.contextmanager

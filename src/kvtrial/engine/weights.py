@@ -12,7 +12,7 @@ from kvtrial.contract import F32
 from kvtrial.engine._regions import Head, Layer
 from kvtrial.engine._weights import Matrix, packed_nbytes
 from kvtrial.engine.config import ModelConfig
-from kvtrial.engine.errors import GgufInvalid
+from kvtrial.engine.errors import GgufInvalid, NonFiniteWeight
 from kvtrial.engine.gguf import GgufFile, GgufTensor, check_finite
 from kvtrial.engine.kinds import KEPT, kept
 
@@ -116,7 +116,13 @@ class _Taker:
         made = kept(tensor.kind, data)
         target = KEPT[tensor.kind].kind
         if target is not tensor.kind:
-            check_finite(replace(tensor, kind=target, data=made), self.file.path)
+            try:
+                check_finite(replace(tensor, kind=target, data=made))
+            except NonFiniteWeight:
+                raise NonFiniteWeight(
+                    f"{self.file.path}: tensor {tensor.name!r} ({tensor.kind.name}) has weights past what "
+                    f"{target.name} holds, as which it is kept; the file is corrupt: fetch it again"
+                ) from None
         return made
 
     def vector(self, name: str, size: int) -> F32:

@@ -33,8 +33,9 @@ def cpu_quota() -> float | None:
             _read(folder / "cpu.cfs_quota_us"),
             _read(folder / "cpu.cfs_period_us"),
         ]
-        if len(texts) == 2 and all(text.isdigit() and int(text) for text in texts):
-            quotas.append(int(texts[0]) / int(texts[1]))
+        numbers = [_number(text) for text in texts]
+        if len(numbers) == 2 and numbers[0] and numbers[1]:
+            quotas.append(numbers[0] / numbers[1])
     return min(quotas, default=None)
 
 
@@ -53,13 +54,13 @@ def memory_left_bytes() -> int | None:
     left = []
     for folder in _groups("memory"):
         stat = _numbers(folder / "memory.stat")
-        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+        used = _number(_read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes"))
         cache = stat.get("file", stat.get("total_cache", 0))
         cache -= stat.get("shmem", 0) if "file" in stat else stat.get("total_shmem", 0)
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
-            limit = _read(folder / name)
-            if limit.isdigit() and used.isdigit():
-                left.append(max(0, int(limit) - int(used) + cache))
+            limit = _number(_read(folder / name))
+            if limit is not None and used is not None:
+                left.append(max(0, limit - used + cache))
     return min(left, default=None)
 
 
@@ -95,6 +96,8 @@ def _mounts() -> Iterator[_Mount]:
         if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
             continue
         root, point = (PurePosixPath(_unescaped(text)) for text in fields[3:5])
+        if not point.is_absolute():
+            continue
         controllers = kind[2].split(",") if kind[0] == "cgroup" else []
         yield _Mount(frozenset(controllers), root, point)
 
@@ -105,17 +108,27 @@ def _unescaped(text: str) -> str:
 
 
 def _below_root(path: PurePosixPath) -> Path:
-    return ROOT / path.relative_to("/")
+    return ROOT.joinpath(*path.parts[1:])
 
 
 def _numbers(path: Path) -> dict[str, int]:
     """``key value`` lines of a file; empty where there is none."""
-    pairs = (line.split() for line in _read(path).splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    found = {}
+    for line in _read(path).splitlines():
+        pair = line.split()
+        if len(pair) == 2 and (number := _number(pair[1])) is not None:
+            found[pair[0]] = number
+    return found
+
+
+def _number(text: str) -> int | None:
+    """A count of 64 bits as the kernel writes it; None for "max" and any other text."""
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
 def _read(path: Path) -> str:
+    """A file's text; empty where none can be read. A group's name may be any bytes."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
+        return path.read_text(encoding="utf-8", errors="surrogateescape").strip()
+    except (OSError, ValueError):  # a path with a NUL is a ValueError
         return ""

@@ -11,9 +11,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from kvtrial.host import machine, paths
+from kvtrial.host.files import NotText, parsed_yaml
 
 
 class SelectionInvalid(ValueError):
@@ -75,10 +74,10 @@ def load() -> Selection:
             )
         return Selection()
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        entries = parsed_yaml(path.read_bytes()) or {}
         entry = entries.get(machine.machine_class())
         return Selection() if entry is None else _read(entry)
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+    except (NotText, AttributeError, KeyError, TypeError) as error:
         raise SelectionInvalid(
             f"{path}: not what `make adopt` writes ({type(error).__name__}: {error}); run it again, or "
             "remove the file"

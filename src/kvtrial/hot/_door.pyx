@@ -43,6 +43,8 @@ cdef float finite_scale(object value) except? -1:
         scale = value
     except TypeError:
         raise InvalidArgument(f"scale is {shown(value)}; give a number") from None
+    except OverflowError:
+        raise InvalidArgument(f"scale is {shown(value)}; give a finite float32") from None
     if not isfinite(<float>scale):
         raise InvalidArgument(f"scale is {shown(value)}; give a finite float32")
     return <float>scale
@@ -63,7 +65,12 @@ cdef object int64_positions(object positions):
         array = None
     if array is not None and array.ndim == 1 and array.size == 0:
         return np.zeros(0, np.int64)
-    if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
+    if (
+        array is None
+        or array.ndim != 1
+        or array.dtype.kind not in "iu"
+        or (array is not positions and not {bool, np.bool_}.isdisjoint(map(type, positions)))
+    ):
         raise InvalidArgument(f"positions are {shown(positions)}; give integers of shape (n,)")
     if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
         raise OutOfRange(f"position {int(array.max())} is past 2^63 - 1")

@@ -18,6 +18,7 @@ from kvtrial.contract import (
     StaleOwner,
     StepIncomplete,
     Unsupported,
+    flag,
 )
 
 from kvtrial.hot._door cimport integer, layer_index
@@ -76,7 +77,7 @@ cdef class GaplessStore:
     cdef int check_holes(self, object allowed) except -1:
         """What a new session may ask for: no holes."""
         self.check_open()
-        if allowed:
+        if flag(allowed, "position_holes_allowed"):
             raise Unsupported(f"{self.page_format} has no holes; use a store with a page table")
         return 0
 

@@ -6,7 +6,6 @@ time uses a store's work space, and threads are those of one attend.
 """
 
 cimport numpy as cnp
-from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -21,6 +20,7 @@ from kvtrial.contract import (
     PoolExhausted,
     StaleOwner,
     StepIncomplete,
+    flag,
 )
 from kvtrial.hot._attend cimport (
     attend_block,
@@ -41,7 +41,15 @@ from kvtrial.hot._door cimport (
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._memory cimport Memory
 from kvtrial.hot._pages cimport Owner, PagePool
-from kvtrial.hot._rows cimport Layout, RowLayout, key_offset, key_step, read_pair, write_pair
+from kvtrial.hot._rows cimport (
+    Layout,
+    RowLayout,
+    from_capsule,
+    key_offset,
+    key_step,
+    read_pair,
+    write_pair,
+)
 from kvtrial.hot._tables cimport SESSIONS, low_bits
 
 cnp.import_array()
@@ -90,8 +98,10 @@ cdef class PagedStore:
         self.row_bytes = 2 * self.heads * self.layout.row_bytes
         self.page_nbytes = self.row_bytes * self.tokens
         self.page_format = f"{format.name}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
-        self._kernel = format.kernel()
-        self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel, KV_KERNEL_CAPSULE)
+        self._kernel = format.native("kernel")
+        self.kernel = <kv_span_fn>from_capsule(
+            self._kernel, f"kernel of format {format.name}", KV_KERNEL_CAPSULE
+        )
         pages = min(spec.budget_bytes // self.page_nbytes, 2**31 - 1)
         if pages < 1:
             raise PoolExhausted(
@@ -143,7 +153,7 @@ cdef class PagedStore:
 
     def open_session(self, position_holes_allowed=False):
         """A new, empty session."""
-        return _handle(self, self.opened().open_owner(bool(position_holes_allowed)))
+        return _handle(self, self.opened().open_owner(flag(position_holes_allowed, "position_holes_allowed")))
 
     def page_table(self, session, layer):
         """Page ids and length of a session's layer."""

@@ -28,11 +28,16 @@ ctypedef struct Layout:
     int64_t row_bytes, tile_bytes
 
 
+cdef void *from_capsule(object capsule, str what, const char *name) except NULL
+
+
 cdef class RowLayout:
     """A format's rows of a head in a page of so many tokens."""
 
     cdef Layout c
     cdef object _rows  # keeps the capsule
+
+    cdef int check(self, object format, int64_t dim) except -1
 
 
 cdef inline int64_t key_offset(const Layout *layout, int64_t row) noexcept nogil:

@@ -25,6 +25,7 @@ from kvtrial.contract import (
     SlotCancelled,
     StaleOwner,
     StepIncomplete,
+    flag,
 )
 
 from kvtrial._threads cimport parallel_for
@@ -225,7 +226,7 @@ cdef class RustStore:
     def open_session(self, position_holes_allowed=False):
         """A new, empty session."""
         cdef kvn_handle handle
-        cdef bint holes = bool(position_holes_allowed)
+        cdef bint holes = flag(position_holes_allowed, "position_holes_allowed")
         check(kvn_open_session(self.native(), holes, &handle, &self.fault), &self.fault)
         return _session(self, handle, holes)
 

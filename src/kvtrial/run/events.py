@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pyarrow import ArrowException
 
 from kvtrial.host.files import beside
 
@@ -64,6 +65,10 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+class EventsInvalid(ValueError):
+    """A table of raw events that can't be used; the message names the file and what to do."""
+
+
 def event(metric: str, **columns: Any) -> dict[str, Any]:
     """One row as a plain dict (JSON-safe); unknown columns raise KeyError."""
     unknown = columns.keys() - COLUMNS.keys()
@@ -84,8 +89,32 @@ def to_frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
 
 def write(frame: pd.DataFrame, path: Path) -> None:
     """Write beside and rename, so that a half-written table is never read."""
-    with beside(path) as name:
-        frame.to_parquet(name, index=False)
+    with beside(path) as name, name.open("wb") as file:
+        frame.to_parquet(file, index=False)
+
+
+def read(path: Path) -> pd.DataFrame:
+    """One stage's table.
+
+    Raises
+    ------
+    EventsInvalid
+        The file can't be read, is no whole Parquet file, or lacks a column.
+    """
+    try:
+        with path.open(
+            "rb"
+        ) as file:  # not by its name: Arrow takes no bytes, and some names for addresses
+            frame = pd.read_parquet(file)
+    except (OSError, ValueError, ArrowException) as error:
+        raise EventsInvalid(
+            f"{path}: can't be read ({error}); remove that file, and `make verdict` writes it again"
+        ) from None
+    if missing := [name for name in COLUMNS if name not in frame.columns]:
+        raise EventsInvalid(
+            f"{path}: has no column {', '.join(missing)}; allowed: tables of kvtrial.run.events.COLUMNS"
+        )
+    return frame
 
 
 def read_run(run_dir: Path) -> pd.DataFrame:
@@ -95,4 +124,4 @@ def read_run(run_dir: Path) -> pd.DataFrame:
         raise FileNotFoundError(
             f"no events under {run_dir / 'events'}; run `snakemake --cores 1 verdict`"
         )
-    return pd.concat([pd.read_parquet(f) for f in files], ignore_index=True)
+    return pd.concat([read(file) for file in files], ignore_index=True)

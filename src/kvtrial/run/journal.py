@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kvtrial.host.files import write_text
+from kvtrial.host.files import parsed_json, write_text
 
 Row = dict[str, Any]
 
@@ -142,7 +142,7 @@ class Journal:
 
 def _read_rows(path: Path, number: int) -> list[Row]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = parsed_json(path.read_bytes())
     except (ValueError, OSError) as error:
         raise JournalError(
             f"{path} can't be read: {error}; remove that file to measure its unit again"

@@ -15,8 +15,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from kvtrial.contract import CANDIDATE_NAME
+from kvtrial.contract import CANDIDATE_NAME, shown
 from kvtrial.host import build, machine, paths
+from kvtrial.host.files import is_file
 from kvtrial.registration import Protocol
 from kvtrial.run import models, protocol
 
@@ -216,14 +217,19 @@ def plan(config: dict[str, Any], results: Path | None = None) -> Run:
     ProtocolError
         The protocol is not what its schema allows.
     """
-    model, profile, path = config["model"], config["profile"], Path(config["protocol"])
+    for key in ("model", "protocol"):
+        if not isinstance(config[key], str | Path):
+            raise ConfigError(f"{key} is {shown(config[key])}; give a name or a path, as a text")
+    model, profile, path = str(config["model"]), config["profile"], Path(config["protocol"])
     if model.endswith(".gguf"):
         model = models.register(model)
     models.entry(model)
     if profile not in PROFILES:
-        raise ConfigError(f"profile: no profile {profile!r}; known: {', '.join(PROFILES)}")
-    if not path.is_file():
-        raise ConfigError(f"protocol: no file {str(path)!r}; the default is config/protocol.yaml")
+        raise ConfigError(f"profile: no profile {shown(profile)}; known: {', '.join(PROFILES)}")
+    if not is_file(path):
+        raise ConfigError(
+            f"protocol: no file {shown(str(path))}; the default is config/protocol.yaml"
+        )
     registered = protocol.load(path)
     known = registered_candidates()
     for name in protocol.entrants(registered):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -32,21 +33,23 @@ from kvtrial.engine.errors import (
 )
 from kvtrial.engine.synthetic import SYNTHETIC_KEY, ModelSizes, write_synthetic
 from kvtrial.host import paths
-from kvtrial.host.files import beside, is_file, write_text
+from kvtrial.host.files import NotText, beside, is_file, parsed_json, parsed_yaml, write_text
 from kvtrial.run import schemas
 
 if TYPE_CHECKING:
     from kvtrial.engine.transformer import Model
 
 SCHEMA_NAME = "models.schema.yaml"
+#: Of a file's name so many letters are in its model's, which is part of longer names of files.
+_STEM = 80
 
 
 def entries() -> dict[str, dict[str, Any]]:
     """Entries of config/models.yaml by name; `ModelsConfigInvalid` names the wrong key and value."""
     source = paths.config_file("models.yaml")
     try:
-        parsed = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        parsed = parsed_yaml(source.read_bytes())
+    except NotText as error:
         raise ModelsConfigInvalid(f"{source}: cannot be read: {error}") from None
     if isinstance(parsed, dict) and isinstance(parsed.get("models"), dict):
         _refuse_no_names(parsed["models"], source)
@@ -84,9 +87,13 @@ def entry(name: str) -> dict[str, Any]:
         return known[name]
     if (own := _registered(name)) is not None:
         return own
-    raise UnknownModel(
-        f"no model {shown(name)}; known: {', '.join(known)}; a file of yours is named by its path, which ends "
-        "in .gguf, or gets a name in config/models.yaml"
+    raise _no_model(name)
+
+
+def _no_model(name: object) -> UnknownModel:
+    return UnknownModel(
+        f"no model {shown(name)}; known: {', '.join(entries())}; a file of yours is named by its path, which "
+        "ends in .gguf, or gets a name in config/models.yaml"
     )
 
 
@@ -101,23 +108,32 @@ def register(path: str | Path) -> str:
     ModelNotFetched
         There is no such file.
     """
-    path = Path(path).expanduser()
-    if not is_file(path):
-        raise ModelNotFetched(f"no file {shown(str(path))}; give the path of a GGUF file")
-    path = path.resolve()
+    path = _own_file(path, "give the path of a GGUF file").resolve()
     folder = _default_path("any").parent
     folder.mkdir(parents=True, exist_ok=True)
     # By the path first, so that a file that is known is not hashed again.
-    known = folder / f".{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.gguf"
+    known = folder / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.gguf"
     _link(known, path)
     digest = sha256(known)
-    stem = re.sub(r"[^a-z0-9.]+", "-", path.stem.lower()).strip("-.") or "model"
+    stem = re.sub(r"[^a-z0-9.]+", "-", path.stem.lower())[:_STEM].strip("-.") or "model"
     name = f"{stem}-{digest[:8]}"
     if (_registered(name) or {}).get("path") != str(path) or not _default_path(name).is_file():
         note = {"path": str(path), "sha256": digest, "synthetic": _has_random_weights(path)}
         write_text(_note(name), json.dumps(note))
         _link(_default_path(name), path)
     return name
+
+
+def _own_file(path: str | Path, otherwise: str) -> Path:
+    """The file of that path, where ``~`` is its user's home; `ModelNotFetched` says what to do ``otherwise``."""
+    found = Path(path)
+    with contextlib.suppress(
+        RuntimeError
+    ):  # a user that has no home: it may be a file's name all the same
+        found = found.expanduser()
+    if not is_file(found):
+        raise ModelNotFetched(f"no file {shown(str(found))}; {otherwise}")
+    return found
 
 
 def _link(link: Path, target: Path) -> None:
@@ -132,9 +148,11 @@ def _note(name: str) -> Path:
 def _registered(name: str) -> dict[str, Any] | None:
     """What `register` has written of a name: ``path``, ``sha256``; ``synthetic`` where the weights are random."""
     try:
-        own = json.loads(_note(name).read_text(encoding="utf-8"))
+        own = parsed_json(_note(name).read_bytes())
         found = {key: own[key] for key in ("path", "sha256")}
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not all(isinstance(value, str) for value in found.values()):
         return None
     return {**found, "synthetic": {}} if own.get("synthetic") else found
 
@@ -157,13 +175,10 @@ def path_of(name_or_path: str | Path) -> Path:
     ------
     UnknownModel, ModelNotFetched
     """
+    if not isinstance(name_or_path, (str, Path)):
+        raise _no_model(name_or_path)
     if str(name_or_path).endswith(".gguf"):
-        path = Path(name_or_path)
-        if not is_file(path):
-            raise ModelNotFetched(
-                f"no file {shown(str(path))}; `kvtrial fetch NAME` fetches a registered model"
-            )
-        return path
+        return _own_file(name_or_path, "`kvtrial fetch NAME` fetches a registered model")
     name = str(name_or_path)
     entry(name)
     path = _default_path(name)
@@ -212,7 +227,7 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
     target = Path(target) if target is not None else _default_path(name)
     expected = model.get("sha256")
     if name not in entries():  # a file of one's own: `register`
-        _link(target, Path(model["path"]))
+        _link(target, _own_file(model["path"], "put it back, or name another by its path"))
         check_sha256(target, expected)
         return target
     if target.is_file():
@@ -261,7 +276,7 @@ def sha256(path: Path) -> str:
         "inode": stat.st_ino,
     }
     try:
-        noted = json.loads(note.read_text(encoding="utf-8"))
+        noted = parsed_json(note.read_bytes())
         if {key: noted[key] for key in identity} == identity:
             return str(noted["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -287,7 +302,8 @@ def check_sha256(path: Path, expected: str | None) -> None:
     """`ModelHashMismatch` where the file is not the registered one; nothing where no hash is."""
     if expected is not None and (actual := sha256(path)) != expected:
         raise ModelHashMismatch(
-            f"{path} has sha256 {actual}; registered: {expected}; run `kvtrial fetch {path.stem}`"
+            f"{path} has sha256 {actual}; registered: {expected}; run `kvtrial fetch {path.stem}`, or name a "
+            "file of yours that was changed by its path again: it is another model now"
         )
 
 

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from kvtrial.host.files import NotText, parsed_json, parsed_yaml
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import schemas
 
@@ -25,10 +24,16 @@ class ProtocolError(ValueError):
 
 def check(protocol: Any, source: str = "protocol") -> Protocol:
     """The protocol itself, or `ProtocolError` for the first thing that the schema does not allow."""
-    if isinstance(protocol, dict) and protocol.get("version") in range(1, VERSION):
+    version = protocol.get("version") if isinstance(protocol, dict) else None
+    if type(version) is int and version > VERSION:
         raise ProtocolError(
-            f"{source}: version {protocol['version']}; this kvtrial reads version {VERSION}. A run of version "
-            f"{protocol['version']} is decided by {DECIDED_BY[protocol['version']]}: check that out beside this "
+            f"{source}: version {version}; this kvtrial reads version {VERSION}. A newer kvtrial has written "
+            "it: give it to that one"
+        )
+    if type(version) is int and version in DECIDED_BY:
+        raise ProtocolError(
+            f"{source}: version {version}; this kvtrial reads version {VERSION}. A run of version "
+            f"{version} is decided by {DECIDED_BY[version]}: check that out beside this "
             "one and give it the same command (the run's manifest.json names its own source_commit)"
         )
     if (error := schemas.first_error(protocol, SCHEMA_NAME)) is not None:
@@ -99,13 +104,13 @@ def _cells(checked: Protocol, source: str) -> None:
 
 def load(path: Path) -> Protocol:
     """Read and check a protocol file (YAML, or JSON where its name ends so)."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_bytes()
     try:
         # JSON is not quite YAML 1.1: 1e-09 without a point would be a string there.
-        parsed = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
-        raise ProtocolError(f"{path.name}: cannot be read: {error}") from None
-    return check(parsed, path.name)
+        parsed = parsed_json(text) if path.suffix == ".json" else parsed_yaml(text)
+    except NotText as error:
+        raise ProtocolError(f"{path}: cannot be read: {error}") from None
+    return check(parsed, str(path))
 
 
 def sha256(values: Any) -> str:

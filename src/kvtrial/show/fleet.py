@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from kvtrial.decision import labels
 from kvtrial.host import printed
-from kvtrial.host.files import is_dir
+from kvtrial.host.files import is_dir, parsed_json
 from kvtrial.run import schemas
 from kvtrial.show import answers
 
@@ -30,7 +29,7 @@ def load(path: Path) -> dict[str, Any]:
     """
     path = path / "verdict.json" if is_dir(path) else path
     try:
-        verdict = json.loads(path.read_text(encoding="utf-8"))
+        verdict = parsed_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BadVerdict(
             f"{path}: {error}; give the verdict.json of finished runs (make verdict)"

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from kvtrial.contract import shown
 from kvtrial.decision import facts, stats, validity
 from kvtrial.decision.contrasts import Measured, digits
+from kvtrial.decision.verdict import refuse_mixed
 from kvtrial.host import printed
 from kvtrial.measure.plan import cell_name
 from kvtrial.registration import Cell, Protocol
@@ -37,6 +39,7 @@ class _Run:
     def of(cls, run_dir: Path) -> _Run:
         registered = protocol.load(run_dir / "protocol.json")
         rows = events.read_run(run_dir)
+        refuse_mixed(rows, registered)
         own = facts.of_run(rows)
         chosen, _ = validity.first_complete_attempts(rows)
         judged = validity.judge(chosen, registered)
@@ -70,8 +73,8 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     ------
     ConfigError
         The runs are of two models, or have two references: nothing of them compares.
-    ProtocolError
-        A run is of another protocol version.
+    ProtocolError, MixedProtocol
+        A run is of another protocol version, or its events were made under another than its own.
     """
     runs = [_Run.of(path) for path in (first, second)]
     for what, values in {
@@ -184,13 +187,20 @@ def history(runs: Iterable[Path], names: Sequence[str] = ()) -> list[dict[str, A
     list of dict
         JSON-safe: ``measured``, ``run_id``, ``machine``, ``model``, ``run``, ``language``, and ``arms``: name →
         ratio in the primary cell with its interval, or None.
+
+    Raises
+    ------
+    ConfigError
+        No run has measured an arm of ``names``.
     """
     found = []
+    measured: set[str] = set()
     for run_dir in runs:
         if not (run_dir / "verdict.json").is_file():
             continue
         verdict = fleet.load(run_dir)
         primary = answers.primary_context(verdict)
+        measured |= {arm["candidate"] for arm in verdict["arms"]}
         followed = names or [name for name in (verdict["run"]["store"],) if name]
         found.append(
             {
@@ -200,6 +210,11 @@ def history(runs: Iterable[Path], names: Sequence[str] = ()) -> list[dict[str, A
                 "arms": {name: answers.over_fp32(verdict, name, primary) for name in followed},
             }
         )
+    for name in names:
+        if name not in measured:
+            raise ConfigError(
+                f"no run has the arm {shown(name)}; measured: {', '.join(sorted(measured))}"
+            )
     return sorted(found, key=lambda row: (row["measured"]["begun"], row["run_id"]))
 
 

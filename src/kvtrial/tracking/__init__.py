@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
-import pandas as pd
 import psutil
 
+from kvtrial.run import events
 from kvtrial.tracking import records
 from kvtrial.tracking.store import REBUILD, MlflowStore, tracking_uri
 
@@ -84,7 +84,7 @@ def finish_stage(run_dir: Path, stage: str) -> None:
         if stage == "peers":  # it has a comparison of its own and no attempts
             records.log_peers(store, run_id)
         elif table.is_file():
-            rows = pd.read_parquet(table)
+            rows = events.read(table)
             newest = rows[rows["attempt"] == rows["attempt"].max()]
             records.log_attempt(store, run_id, stage, newest, table)
         store.end(run_id, "FINISHED")

@@ -11,8 +11,6 @@ import sys
 import urllib.parse
 from pathlib import Path
 
-import pandas as pd
-
 from kvtrial.host import paths
 from kvtrial.run import events
 from kvtrial.run.journal import Journal
@@ -75,7 +73,7 @@ def _logged_attempts(store: MlflowStore, stage: str, *statuses: str) -> set[str]
 
 
 def _rebuild_stage(store: MlflowStore, stage: str, table: Path) -> None:
-    for number, rows in pd.read_parquet(table).groupby("attempt"):
+    for number, rows in events.read(table).groupby("attempt"):
         complete = (rows["metric"] == "attempt/complete").any()
         status = "FINISHED" if complete else "KILLED"
         if str(number) not in _logged_attempts(store, stage, status):

@@ -18,10 +18,18 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from kvtrial.contract import InvalidArgument, Profile
+from kvtrial.contract import (
+    CANDIDATE_NAME,
+    CandidateNotBuilt,
+    InvalidArgument,
+    KVError,
+    Profile,
+    flag,
+    shown,
+)
 
 GROUP = "kvtrial.formats"
 
@@ -55,6 +63,35 @@ class RowFormat:
     transposed: bool = False
     in_place: bool = False
 
+    def __post_init__(self) -> None:
+        """`InvalidArgument` for a field of another kind: pages are named by the name."""
+        if not isinstance(self.name, str) or not CANDIDATE_NAME.fullmatch(self.name):
+            raise InvalidArgument(
+                f"name of a format is {shown(self.name)}; allowed: letters, digits, '.', '_' and '-'"
+            )
+        if not isinstance(self.profile, Profile):
+            raise InvalidArgument(
+                f"profile of format {self.name} is {shown(self.profile)}; give a kvtrial.contract.Profile"
+            )
+        for what in ("rows", "kernel"):
+            if not callable(getattr(self, what)):
+                raise InvalidArgument(
+                    f"{what} of format {self.name} is {shown(getattr(self, what))}; give something to call"
+                )
+        for what in ("transposed", "in_place"):
+            flag(getattr(self, what), what)
+
+    def native(self, what: str) -> Any:
+        """What ``rows`` or ``kernel`` gives; `CandidateNotBuilt` says why one can't."""
+        try:
+            return getattr(self, what)()
+        except KVError:
+            raise
+        except Exception as error:
+            raise CandidateNotBuilt(
+                f"{what} of format {self.name}: {type(error).__name__}: {error}"
+            ) from error
+
 
 def compiled(module: str) -> Any:
     """A compiled module of ours, such as "_kernels_simd", loaded when a store opens and not before."""
@@ -62,30 +99,36 @@ def compiled(module: str) -> Any:
 
 
 @functools.cache
-def formats() -> dict[str, RowFormat]:
-    """Every registered row format by name, sorted.
+def _points() -> dict[str, EntryPoint]:
+    """Entry points of row formats by name, sorted; none is loaded, since another's may not load."""
+    return {p.name: p for p in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
+
+
+def row_format(name: str | RowFormat) -> RowFormat:
+    """The format of that name, or the record itself.
 
     Raises
     ------
     InvalidArgument
-        An entry point does not lead to a `RowFormat` of its own name.
+        No format of that name is registered, or its entry point leads to no `RowFormat` of its own name.
+    CandidateNotBuilt
+        Its entry point does not load.
     """
-    found = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda p: p.name):
-        record = point.load()
-        if not isinstance(record, RowFormat) or record.name != point.name:
-            raise InvalidArgument(
-                f"entry point {point.name} of {GROUP} leads to {record!r}; let it lead to a RowFormat of that name"
-            )
-        found[point.name] = record
-    return found
-
-
-def row_format(name: str | RowFormat) -> RowFormat:
-    """The format of that name, or the record itself; `InvalidArgument` lists the known ones."""
     if isinstance(name, RowFormat):
         return name
-    known = formats()
-    if name not in known:
-        raise InvalidArgument(f"format is {name!r}; allowed: {', '.join(known)}, or a RowFormat")
-    return known[name]
+    known = _points()
+    if not isinstance(name, str) or name not in known:
+        raise InvalidArgument(
+            f"format is {shown(name)}; allowed: {', '.join(known)}, or a RowFormat"
+        )
+    try:
+        record = known[name].load()
+    except (Exception, SystemExit) as error:  # another's module may do anything
+        raise CandidateNotBuilt(
+            f"format {name}: entry point {known[name].value}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(record, RowFormat) or record.name != name:
+        raise InvalidArgument(
+            f"entry point {name} of {GROUP} leads to {shown(record)}; let it lead to a RowFormat of that name"
+        )
+    return record

@@ -47,7 +47,7 @@ def rows_so_far(run_dir: Path) -> pd.DataFrame:
     A stage that was forced again has both; the table is then of attempts that are whole, and the journal has
     those and the one that goes on.
     """
-    found = {path.stem: pd.read_parquet(path) for path in (run_dir / "events").glob("*.parquet")}
+    found = {path.stem: events.read(path) for path in (run_dir / "events").glob("*.parquet")}
     for folder in (run_dir / "journal").glob("*"):
         if rows := Journal(run_dir, folder.name).all_rows():
             found[folder.name] = events.to_frame(rows)
