@@ -181,6 +181,17 @@ def test_an_upper_bound_under_the_edge_rules_out() -> None:
     assert "a gain of 10% is ruled out" in found["reason"]
 
 
+def test_a_gain_that_is_ruled_out_over_another_arm_names_it() -> None:
+    """Over K1, whose interval is wide, it is not; over K1T, which is faster, it is."""
+    arms = flat(**BASE, K1T=21.0, K3=21.0)
+    wide = [22.0 * (1 + 0.12 * (-1) ** i) for i in range(BLOCKS)]
+    arms["K1"] = {**arms["K1"], 4096: wide}
+    found = run(longer(arms, 24)).data["language"]
+    assert found["kind"] == RULED_OUT
+    for said in ("K1 at 4096 positions (95% interval 0.977 to 1.107", "10% over K1T is ruled out"):
+        assert said in found["reason"]
+
+
 def test_exactly_10_percent_over_one_is_not_what_rules_out_another() -> None:
     """K3 passes against K1 exactly; what is not shown is its gain over K1T."""
     arms = longer(flat(**BASE, K3=20.0, K1T=22.4), 24)

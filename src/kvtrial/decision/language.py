@@ -231,7 +231,8 @@ def _test(
     if out or veto_said:
         kind, more = RULED_OUT, None
         if out:
-            said.append(f"a gain of {decision['adopt_lower_bound']:.0%} is ruled out")
+            over = "" if name in out else f" over {', '.join(out)}"
+            said.append(f"a gain of {decision['adopt_lower_bound']:.0%}{over} is ruled out")
         if veto_said:
             said.append(f"it is worse by more than {allowed} elsewhere: {', '.join(veto_said)}")
     else:
