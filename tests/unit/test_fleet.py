@@ -7,7 +7,7 @@ import json
 import pytest
 from shown_trial import ARMS, decided, steady
 
-from kvtrial.show import fleet
+from kvtrial.show import answers, fleet
 from kvtrial.tools import command
 
 RUST = {**ARMS, "K3": 10.0}
@@ -111,3 +111,16 @@ def test_a_file_whose_brackets_have_no_end_is_named(tmp_path):
     (tmp_path / "verdict.json").write_text("[" * 100_000)
     with pytest.raises(fleet.BadVerdict, match=r"verdict\.json: .*recursion"):
         fleet.load(tmp_path)
+
+
+def test_a_verdict_says_when_and_where_it_was_measured() -> None:
+    facts = {"begun": "2026-11-30T08:05:09+00:00", "commit": "a1" * 20}
+    facts |= {"host": "node-7", "kernel": "Linux 6.1"}
+    verdict = decided(steady(**ARMS), facts=facts)
+    assert verdict["measured"] == facts
+    assert answers.where(verdict) == "m on here, 2026-11-30"
+    said = "begun 2026-11-30 08:05 UTC, commit a1a1a1a1a1a1, host node-7, Linux 6.1"
+    assert answers.measured(verdict) == said
+    assert fleet._shown(fleet.row(verdict))["begun"] == "2026-11-30"
+    unknown = decided(steady(**ARMS))
+    assert (answers.where(unknown), answers.measured(unknown)) == ("m on here", "")

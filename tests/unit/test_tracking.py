@@ -108,6 +108,26 @@ def test_a_stage_is_a_child_of_the_trial_and_an_arm_a_child_of_the_stage(run_dir
     assert datasets["workload-text"].digest == "4e7f2ffe899b"
 
 
+def test_a_trial_began_when_it_was_measured_and_the_ui_says_where_it_is(run_dir: Path) -> None:
+    """A store that is made anew has the time from the run; MLflow's first page is about other things."""
+    facts = {"model": {"name": "tiny"}, "machine_class": "here", "source_commit": "c" * 40}
+    begun = {"begun": "2026-11-30T08:00:00+00:00"}
+    (run_dir / "manifest.json").write_text(json.dumps(facts | begun))
+    tracking.begin_stage(run_dir, "m2")
+    (parent,) = _runs(run_dir, level="trial")
+    assert parent.info.start_time == 1_796_025_600_000  # 20,787 days and 8 hours after the epoch
+    assert parent.data.tags["mlflow.source.git.commit"] == "c" * 40
+    store = stores.MlflowStore(run_dir)
+    at = f"http://127.0.0.1:7000/#/experiments/{store.experiment_id}"
+    address = command._address(["--port", "7000"])
+    lines = command.pages(stores.tracking_uri(run_dir.parent), address)
+    assert lines == [
+        f"All trials: {at}/runs?workflowType=machine_learning&searchFilter="
+        "tags.%60kvtrial.level%60%20%3D%20%27trial%27",
+        f"{run_dir.name}: {at}/runs/{parent.info.run_id}",
+    ]
+
+
 def test_the_verdict_heads_the_trial_with_its_figures_and_tables(run_dir: Path) -> None:
     tracking.begin_stage(run_dir, "m2")
     tracking.finish_stage(run_dir, "m2")
