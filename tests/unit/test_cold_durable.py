@@ -94,11 +94,6 @@ class Watched:
 
 
 @pytest.fixture
-def store() -> PatternStore:
-    return PatternStore()
-
-
-@pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(tmp_path, monkeypatch)
 

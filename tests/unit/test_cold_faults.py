@@ -15,27 +15,16 @@ import psutil
 import pytest
 from kvtrial.cold._reader import FAILED
 
-from kvtrial.cold import KINDS, disk, errors, index, open_cold, segments
+from kvtrial.cold import disk, errors, index, open_cold, segments
 from kvtrial.cold.records import FILE_HEADER_BYTES
 from kvtrial.cold.segments import SegmentLog
 from kvtrial.contract import InvalidArgument
-from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
 
 
 def tokens(n, first=0):
     return np.arange(n) + 1000 * first
-
-
-@pytest.fixture(params=sorted(KINDS))
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def store():
-    return PatternStore()
 
 
 @pytest.fixture

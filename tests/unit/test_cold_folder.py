@@ -11,21 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtrial.cold import KINDS, errors, open_cold
+from kvtrial.cold import errors, open_cold
 from kvtrial.cold.records import FILE_HEADER_BYTES
-from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
-
-
-@pytest.fixture(params=sorted(KINDS))
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def store():
-    return PatternStore()
 
 
 def spilled(kind, folder, store):

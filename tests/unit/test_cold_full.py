@@ -14,20 +14,9 @@ import numpy as np
 import pytest
 
 from kvtrial.cold import KINDS, disk, errors, open_cold, reserve
-from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
 IN_A_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
-
-
-@pytest.fixture(params=sorted(KINDS))
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def store():
-    return PatternStore()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvtrial.candidates import candidates
-from kvtrial.cold import KINDS, Identity, open_cold
+from kvtrial.cold import Identity, open_cold
 from kvtrial.cold.errors import IdentityMismatch
 from kvtrial.cold.page import PageMeta, content_address
 from kvtrial.contract import PoolExhausted, StoreSpec
@@ -55,11 +55,6 @@ def cold_for(kind, path, store):
     return open_cold(
         kind, path, Identity.of(store, model_sha256="0" * 64, rope_base=1e4, activations="fp32")
     )
-
-
-@pytest.fixture(params=sorted(KINDS))
-def kind(request):
-    return request.param
 
 
 @pytest.fixture(params=["A2", "K1", "K2", "K3", "K4", "K5", "K1T", "K3T", "K2T"])

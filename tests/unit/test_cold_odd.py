@@ -13,20 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kvtrial.cold import KINDS, errors, open_cold, upkeep
-from kvtrial.measure.cold.pattern import PatternStore
+from kvtrial.cold import errors, open_cold, upkeep
 
 P = 16
-
-
-@pytest.fixture(params=sorted(KINDS))
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def store():
-    return PatternStore()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtrial.cold import KINDS, errors, index, open_cold
+from kvtrial.cold import errors, index, open_cold
 from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
@@ -57,11 +57,6 @@ def python(code: str, kind: str, folder: Path) -> list:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", text, kind, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.fixture(params=sorted(KINDS))
-def kind(request):
-    return request.param
 
 
 def test_a_fork_writes_nothing_and_takes_nothing_from_its_parent(kind, tmp_path):

@@ -9,18 +9,12 @@ import pytest
 
 from kvtrial.cold import KINDS, open_cold, segments
 from kvtrial.cold.store import ColdStore
-from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
 
 
 def tokens(n, first=0):
     return np.arange(n) + 1000 * first
-
-
-@pytest.fixture
-def store():
-    return PatternStore()
 
 
 @pytest.fixture(params=sorted(KINDS))

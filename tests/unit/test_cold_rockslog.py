@@ -13,7 +13,6 @@ import pytest
 from kvtrial.cold._crc32c import crc32c
 
 from kvtrial.cold import errors, open_cold, rockslog
-from kvtrial.measure.cold.pattern import PatternStore
 
 P = 16
 LONG = 40 * P  # rows of a batch that takes more than two blocks of the log
@@ -28,11 +27,6 @@ def restored(cold, store, n):
     rows = cold.restore(tokens(n), back)
     assert not rows or back.contents() == store.filled(LONG, seed=n).contents()
     return rows
-
-
-@pytest.fixture
-def store():
-    return PatternStore()
 
 
 @pytest.fixture

@@ -20,16 +20,6 @@ def tokens(n):
     return np.arange(n) * 7 % 1000
 
 
-@pytest.fixture(params=sorted(KINDS))
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def store():
-    return PatternStore()
-
-
 @pytest.fixture
 def cold(kind, store, tmp_path):
     with open_cold(kind, tmp_path / "cold", store.identity()) as opened:

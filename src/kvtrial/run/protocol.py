@@ -55,8 +55,6 @@ def _names(checked: Protocol, source: str) -> None:
         ("parity.comparison", [checked["parity"]["comparison"]]),
         ("parity.slow", checked["parity"]["slow"]),
         *((f"sampling.pairs.{i}", pair) for i, pair in enumerate(checked["sampling"]["pairs"])),
-        ("parity.comparison", [checked["parity"]["comparison"]]),
-        ("parity.slow", checked["parity"]["slow"]),
         *((f"hypotheses.{h['id']}", [h["from"], h["to"]]) for h in checked["hypotheses"]),
     ]
     for key, names in named:

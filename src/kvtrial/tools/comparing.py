@@ -123,7 +123,7 @@ def _change(before: np.ndarray, after: np.ndarray, confidence: float) -> dict[st
     return {
         "before": digits(stats.ratio_of(float(before.mean()))),
         "after": digits(stats.ratio_of(float(after.mean()))),
-        "ratio": digits(stats.ratio_of(float(after.mean() - before.mean()))),
+        "ratio": digits(interval.ratio),
         "ci95": [digits(interval.low), digits(interval.high)],
         "n_blocks": [len(before), len(after)],
     }
