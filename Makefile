@@ -1,7 +1,8 @@
 # `make` says what there is. Everything runs through `.venv/bin/python -m`, never through a script in
 # .venv/bin: the first line of a script can't hold a path with a space.
 PYTHON ?= python3
-CORES ?= 1
+# What is not timed runs side by side; measuring stages hold the machine alone.
+CORES ?= all
 # Others than config/config.yaml's: make verdict MODEL=qwen2.5-0.5b-shape
 MODEL ?=
 PROTOCOL ?=
