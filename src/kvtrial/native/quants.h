@@ -103,6 +103,20 @@ static inline q_wide_sums q_add_wide_sums(q_wide_sums sums, q_i8x32 w, q_i8x32 x
 }
 static inline q_f32x8 q_wide_sums_float(q_wide_sums a) { return _mm256_cvtepi32_ps(a); }
 
+/* 16 int8 as int16; eight sums of products, each of two int16 of w with the two of x. */
+static inline q_i8x32 q_widen_i8(const void *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
+static inline q_sums q_add_pairs(q_sums sums, q_i8x32 w, q_i8x32 x)
+{
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return _mm256_dpwssd_epi32(sums, w, x);
+#elif defined(__AVXVNNI__)
+    return _mm256_dpwssd_avx_epi32(sums, w, x);
+#else
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(w, x));
+#endif
+}
+static inline q_f32x8 q_pairs_float(q_sums a) { return _mm256_cvtepi32_ps(a); }
+
 /* Byte i of each four, signed, to float. */
 static inline q_f32x8 q_quarter(q_i8x32 a, int i)
 {
@@ -212,6 +226,25 @@ static inline q_sums q_add_sums(q_sums sums, q_i8x32 w, q_i8x32 x)
 }
 static inline q_f32x8 q_sums_float(q_sums a) { return __builtin_convertvector(a, q_f32x8); }
 static inline q_f32x8 q_sums_join(q_sums high, q_sums low) { return q_sums_float(16 * high + low); }
+
+static inline q_i8x32 q_widen_i8(const void *p)
+{
+    const int8_t *bytes = p;
+    int16_t wide[16];
+    for (int i = 0; i < 16; i++)
+        wide[i] = bytes[i];
+    return q_load_i8(wide);
+}
+static inline q_sums q_add_pairs(q_sums sums, q_i8x32 w, q_i8x32 x)
+{
+    int16_t left[16], right[16];
+    memcpy(left, &w, 32);
+    memcpy(right, &x, 32);
+    for (int i = 0; i < 16; i++)
+        sums[i / 2] += left[i] * right[i];
+    return sums;
+}
+static inline q_f32x8 q_pairs_float(q_sums a) { return q_sums_float(a); }
 
 typedef q_i32x8 q_wide_sums;
 static inline q_wide_sums q_no_wide_sums(void) { return q_no_sums(); }

@@ -108,7 +108,24 @@ static inline q_f32x8 q_sums_join(q_sums high, q_sums low)
     return q_sums_float((q_sums){vmlaq_n_s32(low.low, high.low, 16), vmlaq_n_s32(low.high, high.high, 16)});
 }
 
-/* The same for w in -128..127. */
+/* 16 int8 as int16; eight sums of products, each of two int16 of w with the two of x. */
+static inline q_i8x32 q_widen_i8(const void *p)
+{
+    int8x16_t bytes = vld1q_s8((const int8_t *)p);
+    return (q_i8x32){vreinterpretq_s8_s16(vmovl_s8(vget_low_s8(bytes))), vreinterpretq_s8_s16(vmovl_high_s8(bytes))};
+}
+static inline int32x4_t q_add_pairs_half(int32x4_t sums, int8x16_t w, int8x16_t x)
+{
+    int16x8_t left = vreinterpretq_s16_s8(w), right = vreinterpretq_s16_s8(x);
+    return vaddq_s32(sums, vpaddq_s32(vmull_s16(vget_low_s16(left), vget_low_s16(right)), vmull_high_s16(left, right)));
+}
+static inline q_sums q_add_pairs(q_sums sums, q_i8x32 w, q_i8x32 x)
+{
+    return (q_sums){q_add_pairs_half(sums.low, w.low, x.low), q_add_pairs_half(sums.high, w.high, x.high)};
+}
+static inline q_f32x8 q_pairs_float(q_sums a) { return q_sums_float(a); }
+
+/* The same as q_add_sums for w in -128..127. */
 typedef q_sums q_wide_sums;
 static inline q_wide_sums q_no_wide_sums(void) { return q_no_sums(); }
 static inline q_wide_sums q_add_wide_sums(q_wide_sums sums, q_i8x32 w, q_i8x32 x) { return q_add_sums(sums, w, x); }

@@ -17,13 +17,13 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 #: Okabe and Ito's palette, which stays distinct under the common colour-vision deficiencies, with a grey,
-#: a wine red, an olive, an indigo and a teal beside it.
+#: a wine red, an olive, an indigo and a teal beside it; then darker and lighter ones of theirs.
 _PALETTE = (
     "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8C8C8C",
-    "#882255", "#999933", "#332288", "#44AA99",
+    "#882255", "#999933", "#332288", "#44AA99", "#661100", "#6699CC", "#AA4466", "#117733",
 )  # fmt: skip
-_KNOWN = ("K0", "A1", "A2", "K1", "K2", "K3", "K4", "K5", "K1C", "K1T", "K3T", "K2T")
-_MARKERS = "osD^vP*Xh<>p"
+_KNOWN = ("K0", "A1", "A2", "K1", "K2", "K3", "K4", "K5", "K1C", "K1T", "K3T", "K2T", "K5T", "K6", "K6N", "K7")
+_MARKERS = "osD^vP*Xh<>pHd8."
 _STRANGERS = "x+1234"
 # The cold stores have figures of their own, the control is no pair's.
 _PLACES = {name: place for place, name in enumerate(_KNOWN)} | {
