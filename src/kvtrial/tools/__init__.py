@@ -3,7 +3,8 @@
 =============  =====================================================================================
 `command`      the verbs and their options
 `doctor`       what this machine offers to a trial, and what is missing
-`trying`       a candidate at work on, against the store in use
+`pipeline`     the whole trial: `kvtrial run`
+`trying`       a candidate at work on, against the store in use or a git ref (`ref_build`); `tried` tells it
 `comparing`    arms from run to run: `kvtrial compare` and `kvtrial history`
 `generate`     text from a model, with the cold tier where asked
 =============  =====================================================================================

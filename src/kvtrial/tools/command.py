@@ -216,23 +216,24 @@ def doctor(args: argparse.Namespace) -> int:
 
 def try_(args: argparse.Namespace) -> int:
     """kvtrial try NAME"""
-    from kvtrial.tools import trying
+    from kvtrial.tools import tried, trying
 
     trial = trying.measure(
         args.name,
         model=args.model,
         against=args.against,
+        against_ref=args.against_ref,
         contexts=args.context or (),
         threads=args.threads,
         count=args.blocks,
     )
     if args.markdown:
-        print(trying.markdown(trial), end="")
+        print(tried.markdown(trial), end="")
     else:
-        _print(args.json, trial, lambda: trying.render(trial))
-    if not trying.sound(trial):
+        _print(args.json, trial, lambda: tried.render(trial))
+    if not tried.sound(trial):
         return EXIT_FAILED
-    return EXIT_SLOWER if args.fail_below and trying.slower(trial, args.fail_below) else 0
+    return EXIT_SLOWER if args.fail_below and tried.slower(trial, args.fail_below) else 0
 
 
 def fleet(args: argparse.Namespace) -> None:
@@ -266,12 +267,12 @@ def _print_rows(
     args: argparse.Namespace, document: Any, rows: list[dict[str, str]], notes: Sequence[str] = ()
 ) -> None:
     """Rows in the form that was asked for; notes are for people alone."""
-    from kvtrial.tools import comparing
+    from kvtrial.show import tables
 
     if args.markdown or args.csv:
-        print(comparing.markdown(rows) if args.markdown else comparing.as_csv(rows), end="")
+        print(tables.markdown(rows) if args.markdown else tables.as_csv(rows), end="")
         return
-    _print(args.json, document, lambda: comparing.table(rows))
+    _print(args.json, document, lambda: tables.table(rows))
     if not args.json:
         for note in notes:
             printed.console().print(note, soft_wrap=True)
@@ -451,6 +452,11 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("name", help="a name of `kvtrial candidates`")
     sub.add_argument("--against", help="another candidate; by default the adopted store")
+    sub.add_argument(
+        "--against-ref",
+        metavar="REF",
+        help="a git ref of its package, such as main or HEAD~1: built once in results/refs, and measured by turns",
+    )
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
     sub.add_argument(
         "--context",
@@ -468,7 +474,7 @@ def parser() -> argparse.ArgumentParser:
         "--fail-below",
         type=_share,
         metavar="RATIO",
-        help="such as 0.97: fail where the whole interval lies below it",
+        help="such as 0.97: fail where the whole interval lies below it, of the decode or of its attention",
     )
     form = sub.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="for programs")
