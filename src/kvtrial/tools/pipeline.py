@@ -11,10 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtrial.contract import shown
 from kvtrial.host import paths
-from kvtrial.host.files import is_file, write_text
-from kvtrial.run.layout import ConfigError
+from kvtrial.host.files import write_text
+from kvtrial.tools import registering
 
 #: What it may be asked for, and the rule that makes it; any other word is a rule of the pipeline.
 VERDICT, SHOWN = "verdict", "show"
@@ -28,7 +27,7 @@ def command(
     profile: str | None = None,
     cores: int = 1,
     dry_run: bool = False,
-    more: Sequence[str] = (),
+    forcerun: Sequence[str] = (),
 ) -> list[str]:
     """The command line of Snakemake.
 
@@ -42,8 +41,8 @@ def command(
         A path, or ``smoke`` for config/protocol-smoke.yaml.
     profile : str, optional
         ``default`` or ``full``.
-    more : sequence of str
-        Handed on to Snakemake.
+    forcerun : sequence of str
+        Stages that are measured again, in an attempt of their own.
 
     Raises
     ------
@@ -65,8 +64,8 @@ def command(
         *("--workflow-profile", str(home / "profiles" / "default")),
         *("--configfile", str(home / "config" / "config.yaml")),
         *(["--dry-run"] if dry_run else []),
-        *more,
         *([SHOWN if name == VERDICT else name for name in targets] or [SHOWN]),
+        *(["--forcerun", *forcerun] if forcerun else []),
         *(["--config", *given] if given else []),
     ]
 
@@ -80,15 +79,7 @@ def _protocol(asked: str | None, root: Path) -> str | None:
     """The registration's path, relative to the folder of the pipeline where it lies below it."""
     if asked is None:
         return None
-    path = Path(asked)
-    if not is_file(path):
-        path = paths.config_file(f"protocol-{asked}.yaml")
-    if not is_file(path):
-        raise ConfigError(
-            f"no protocol {shown(asked)}; give the path of a registration (kvtrial protocol prints one), or smoke "
-            "for the small one that decides nothing"
-        )
-    path = path.resolve()
+    path = registering.path_of(asked).resolve()
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 

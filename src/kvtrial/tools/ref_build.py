@@ -31,6 +31,7 @@ from urllib.request import url2pathname
 from kvtrial.contract import CandidateNotBuilt, UnknownCandidate, shown
 from kvtrial.host import build, paths
 from kvtrial.measure.baton import INTERFACE
+from kvtrial.measure.exclusive import exclusive
 from kvtrial.run.layout import ConfigError
 
 #: Where a ref of kvtrial says which interface its measured processes have.
@@ -132,8 +133,9 @@ def at_ref(ref: str, candidate: str, say: Callable[[str], None]) -> RefBuild:
         paths.results_dir().resolve() / "refs" / f"{package}-{commit[:12]}-{_surroundings(package)}"
     )
     if not home.is_dir():
-        say(f"building {named}; a minute or two, once")
-        _build(top, commit, inside, package, home, named)
+        with exclusive(f"build of {named}"):  # compilers would take the cores of what is measured
+            say(f"building {named}; a minute or two, once")
+            _build(top, commit, inside, package, home, named)
     return _asked(RefBuild(ref, commit, str(home / "bin" / "python"), candidate, ""), package, home)
 
 
