@@ -25,6 +25,7 @@ from kvtrial.contract import (
     shown,
 )
 from kvtrial.host import build, selection
+from kvtrial.host.printed import did_you_mean
 
 GROUP = "kvtrial.candidates"
 #: A page of a store may be so much larger than its FP32 elements, as a power of two: a row of two
@@ -82,8 +83,9 @@ def get(name: str) -> Candidate:
     """The candidate of that name; `UnknownCandidate` lists the known ones."""
     known = candidates()
     if not isinstance(name, str) or name not in known:
+        near = did_you_mean(name, known) if isinstance(name, str) else ""
         raise UnknownCandidate(
-            f"no candidate {shown(name)}; registered: {', '.join(known) or 'none'}"
+            f"no candidate {shown(name)}; registered: {', '.join(known) or 'none'}{near}"
         )
     return known[name]
 

@@ -1,8 +1,7 @@
 rule build:
     """Compile the kernels and write down what they were built from."""
     input:
-        sources=build.native_sources(),
-        project="pyproject.toml",
+        sources=built_from(),
     output:
         facts=RUN.build,
     log:

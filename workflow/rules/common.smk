@@ -30,10 +30,15 @@ def modules(*names):
     """Sources below src/kvtrial, files or whole folders: what a stage's outcome rests on."""
     sources = []
     for name in names:
-        path = Path("src/kvtrial") / name
+        path = near(paths.PACKAGE) / name
         inside = sorted(f for f in path.rglob("*.*") if f.suffix != ".pyc")
         sources += inside if path.is_dir() else [path]
     return sources
+
+
+def built_from():
+    """What the kernels are compiled from; an installed wheel has nothing to compile."""
+    return [*build.native_sources(), Path("pyproject.toml")] if build.has_sources() else []
 
 
 def if_there(path):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from kvtrial.conformance.suite import Outcome, Status
+from kvtrial.conformance.suite import TESTS, Outcome, Status
 from kvtrial.contract import PAGE_TOKENS, Candidate
 from kvtrial.host import build
 from kvtrial.host.files import write_text
@@ -67,6 +67,7 @@ def run_isolated(
     tests: tuple[str, ...] = (),
     timeout_s: float = 1800,
     on_outcome: Callable[[str, int], None] | None = None,
+    echo: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Run the suite on the registered candidate ``name`` in a fresh process.
 
@@ -84,12 +85,14 @@ def run_isolated(
         Seconds after which the process is ended and the candidate has failed.
     on_outcome : callable, optional
         Told the name and the page size of each test as it ends, from a thread of its own.
+    echo : callable
+        Told each line that the suite says, likewise.
 
     Returns
     -------
     dict
         The document in ``out``; with ``crash`` set and ``passed`` false where the process ended by a
-        signal, without a result, or not in time.
+        signal, without a result, or not in time. ``crash`` names the test that it was in.
     """
     from kvtrial import candidates
 
@@ -98,21 +101,34 @@ def run_isolated(
     pages = ",".join(str(p) for p in page_tokens)
     command = [sys.executable, "-m", "kvtrial.conformance", name, str(out), "--page-tokens", pages]
     command += ["--tests", *tests] if tests else []
-    code, stderr = _run(command, timeout_s, on_outcome)
+    ended: list[tuple[str, int]] = []
+
+    def listen(line: str) -> None:
+        echo(line)
+        if outcome := _OUTCOME.match(line):
+            ended.append((outcome["test"], int(outcome["page_tokens"])))
+            if on_outcome is not None:
+                on_outcome(*ended[-1])
+
+    code, stderr = _run(command, timeout_s, listen)
+    order = [(test, p) for p in page_tokens for test in tests or [test.name for test in TESTS]]
+    inside = next(
+        (f"in {test} at P={p}" for test, p in order if (test, p) not in ended), "at its end"
+    )
     if code is None:
-        crash = f"not finished after {timeout_s:g} s"
+        crash = f"not finished after {timeout_s:g} s, {inside}"
     elif out.is_file():
         document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return document
     else:
-        crash = _ending(code, stderr)
+        crash = f"crashed {inside}: {_ending(code, stderr)}"
     document = result(candidates.get(name), [], crash)
     write(out, document)
     return document
 
 
 def _run(
-    command: list[str], timeout_s: float, on_outcome: Callable[[str, int], None] | None
+    command: list[str], timeout_s: float, listen: Callable[[str], None]
 ) -> tuple[int | None, str]:
     """A process's status, None where it did not end in time, and what it wrote to stderr."""
     # It would start itself once more to count allocations, if it did not come to count them.
@@ -129,7 +145,7 @@ def _run(
         )
         assert process.stdout is not None
         # Beside, so that a process that says nothing any more is ended in time too.
-        listener = threading.Thread(target=_listen, args=(process.stdout, on_outcome))
+        listener = threading.Thread(target=_listen, args=(process.stdout, listen))
         listener.start()
         code: int | None = None
         try:
@@ -144,13 +160,14 @@ def _run(
         return code, errors.read()
 
 
-def _listen(said: IO[str], on_outcome: Callable[[str, int], None] | None) -> None:
+def _listen(said: IO[str], listen: Callable[[str], None]) -> None:
     for line in said:
-        if on_outcome is not None and (outcome := _OUTCOME.match(line)):
-            on_outcome(outcome["test"], int(outcome["page_tokens"]))
+        listen(line.rstrip("\n"))
 
 
 def _ending(code: int, stderr: str) -> str:
+    """How it ended, with what it was at: of a dump of its stack, the frame that was called last."""
     how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    last = stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
-    return f"{how}: {last[0]}"
+    lines = stderr.strip().splitlines()
+    frame = next((line.strip() for line in lines if line.lstrip().startswith("File ")), None)
+    return f"{how}: {frame or (lines or ['nothing on stderr'])[-1]}"

@@ -125,6 +125,16 @@ def toolchain(c_compiler: str | None = None) -> dict[str, Any]:
     }
 
 
+def has_sources() -> bool:
+    """Whether this package lies beside what it was built from; an installed wheel does not."""
+    return (ROOT / "CMakeLists.txt").is_file()
+
+
+def current_identity() -> str:
+    """`identity` of the sources at hand; without any, that of the installed kernels."""
+    return identity() if has_sources() else str(facts().get("build_id", ""))
+
+
 def identity(root: Path = ROOT, tools: dict[str, Any] | None = None) -> str:
     """12 hex digits that change with whatever is measured: native sources, the Python beside them,
     compilers, target and interpreter."""
@@ -156,7 +166,7 @@ def fingerprint() -> str:
     """sha256 over what a measured process runs: the compiled modules and, in a checkout, the sources
     beside them. Taken at a stage's beginning, so that its processes can tell a change."""
     text = binary_sha256()
-    if (ROOT / "CMakeLists.txt").is_file():
+    if has_sources():
         text += source_hash() + measured_hash()
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -197,7 +207,7 @@ def refuse_stale() -> None:
             f"the kernels were built for a CPU with {', '.join(lacking)}, which this one lacks; "
             f"rebuild here: {REBUILD}"
         )
-    if not (ROOT / "CMakeLists.txt").is_file():
+    if not has_sources():
         return
     if built["source_sha256"] != source_hash():
         raise StaleBuild(

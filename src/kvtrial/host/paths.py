@@ -1,6 +1,6 @@
 """Where things lie: the checkout, the configuration, the data. Nothing here creates anything.
 
-Away from a checkout the package brings config/ and the schemas with it; what a user writes (a
+Away from a checkout the package brings config/, workflow/ and profiles/ with it; what a user writes (a
 selection, models of their own) lies in their configuration folder and comes first.
 """
 
@@ -11,12 +11,19 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
+#: Marks a results/ folder that ``kvtrial run`` has made away from a checkout.
+RUN_HERE = ".kvtrial"
 
 
 def checkout() -> Path | None:
     """The checkout that this package runs from, or None for an installed wheel."""
     root = PACKAGE.parent.parent
     return root if (root / "config" / "protocol.yaml").is_file() else None
+
+
+def shipped() -> Path:
+    """What config/, workflow/ and profiles/ lie in: the checkout, else the package."""
+    return checkout() or PACKAGE
 
 
 def user_dir(kind: str) -> Path:
@@ -42,8 +49,7 @@ def config_dir() -> Path:
 def config_file(name: str) -> Path:
     """A file of the configuration: the one in `config_dir`, else the one that the package brings."""
     own = config_dir() / name
-    root = checkout()
-    return own if own.is_file() else (root or PACKAGE) / "config" / name
+    return own if own.is_file() else shipped() / "config" / name
 
 
 def selection_file() -> Path:
@@ -54,14 +60,16 @@ def selection_file() -> Path:
 
 
 def schema_dir() -> Path:
-    """The schemas of protocol and models."""
-    root = checkout()
-    return root / "workflow" / "schemas" if root else PACKAGE / "schemas"
+    """The schemas of protocol, models and verdict."""
+    return shipped() / "workflow" / "schemas"
 
 
 def results_dir() -> Path:
-    """``$KVTRIAL_RESULTS``, else the checkout's results/, else the user's data folder."""
+    """``$KVTRIAL_RESULTS``, else the checkout's results/, else results/ of the current folder where ``kvtrial run``
+    has made one, else the user's data folder."""
     if chosen := os.environ.get("KVTRIAL_RESULTS"):
         return Path(chosen)
-    root = checkout()
-    return root / "results" if root else user_dir("data") / "results"
+    if root := checkout():
+        return root / "results"
+    here = Path.cwd() / "results"
+    return here if (here / RUN_HERE).is_file() else user_dir("data") / "results"

@@ -5,8 +5,10 @@ The one place that makes rich's consoles, tables, panels and bars.
 
 from __future__ import annotations
 
+import difflib
 import io
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +23,13 @@ def print_anything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean K2T?``, to put behind the message about an unknown name; empty where none is near."""
+    by_lower = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -20,6 +20,11 @@ seed            of orders, of the order in which pools hand out pages, and of wh
 compare         whether logits are compared with the reference's; optional
 alone_steps     steps that an arm which would fit into the cache decodes alone; 0 for none; optional
 probes          passes of the probes, as registered; null where the machine is not probed; optional
+pythons         arm to the interpreter of the process that it has to itself, which the parent obeys (`child`);
+                optional, by default all arms share one process
+own             arms of this process, where the others take their turns in another one; optional
+baton           arguments of `kvtrial.measure.baton.Baton`, with ``own``
+cpu             the CPU that the process keeps to; optional
 ==============  ====================================================================================
 
 Every step is fed the text's own next token; its argmax is part of the step and then ignored, so that all
@@ -29,6 +34,7 @@ arms do the same work at every step. An arm that raises ends the process: the bl
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -45,6 +51,7 @@ from kvtrial.contract import F32, I64, Capability, KVSession, KVStore, Profile
 from kvtrial.host import machine
 from kvtrial.measure import clock, kept, parity, rotation
 from kvtrial.measure.accounts import Accounts, stood_still_ns
+from kvtrial.measure.baton import Baton
 from kvtrial.measure.child import Row, Spec, blamed, main, no_collection
 from kvtrial.measure.probes import Probes
 from kvtrial.measure.stores import Snapshot, fill, opened, row_at, shape_of
@@ -138,7 +145,9 @@ class Agreement:
 
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
-    """All rows of the block."""
+    """All rows of the block, or of this process's part of it."""
+    if (cpu := spec.get("cpu")) is not None:
+        os.sched_setaffinity(0, {cpu})
     model = engine.load(spec["gguf"])
     snapshots = [Snapshot.open(folder) for folder in spec["snapshots"]]
     passes = spec.get("probes")
@@ -179,7 +188,7 @@ def open_arms(
         for way in ("direct", "append")
     }
     arms = {}
-    for name in spec["candidates"]:
+    for name in spec.get("own") or spec["candidates"]:
         candidate = spec.get("stands_for", {}).get(name, name)
         with blamed(name, note):
             store, sessions = stack.enter_context(
@@ -215,6 +224,7 @@ class Stepper:
     forced: I64  # (F, sessions): the text's own next tokens
     accounts: Accounts
     note: Callable[[str], None]
+    baton: Baton
 
     def step(
         self, arm: Arm, number: int, *, timed: bool, draw: np.random.Generator | None = None
@@ -223,6 +233,7 @@ class Stepper:
 
         With ``draw`` one session's attention in one layer is kept, both drawn from it.
         """
+        self.baton.take(number)
         sessions: list[Any] = list(arm.sessions)
         warmup = self.spec["rotation"]["warmup_rounds"]
         which, watched = 0, None
@@ -264,13 +275,14 @@ def rotate(
     throttled = machine.throttle_events()
     forced = np.stack([snapshot.forced for snapshot in snapshots], axis=1)
     with contextlib.closing(Accounts()) as accounts, no_collection():
-        stepper = Stepper(spec, forced, accounts, note)
+        stepper = Stepper(spec, forced, accounts, note, Baton(**spec.get("baton", {})))
         slow = _slow(arms, stepper)
         if spec["slow"] is None:
             for name in slow:  # from here on as in a block that was told
                 arms[name].begin_again(snapshots)
-        fast = [name for name in arms if name not in slow]
-        source = arms[spec["reference"] if spec["reference"] in fast else fast[0]]
+        fast = [name for name in spec["candidates"] if name not in slow]
+        own = [name for name in fast if name in arms]
+        source = arms[spec["reference"] if spec["reference"] in own else own[0]]
         orders = rotation.orders(fast, spec["rounds"], spec["seed"])
         checked = _drawn(len(orders), fast, slow, rules, spec["seed"])
         agreements = {name: Agreement() for name in arms if spec.get("compare")}
@@ -279,6 +291,9 @@ def rotate(
             counted = number - warmup  # below 0 while all warm up
             logits: dict[str, F32] = {}
             for place, name in enumerate(orders[max(counted, 0)]):
+                if name not in arms:
+                    stepper.baton.give(number)
+                    continue
                 timed = counted >= 0 and not (after_slow and place == 0)
                 given = stepper.step(
                     arms[name], number, timed=timed, draw=checked.get((name, counted))
@@ -313,10 +328,13 @@ def _slow(arms: dict[str, Arm], stepper: Stepper) -> list[str]:
     any arm's, and one that is taken for slow is measured in every eighth round of the whole cell.
     """
     told = stepper.spec["slow"]
-    shown = [name for name in arms if name not in (told or ())]
-    least_ns = dict.fromkeys(shown, sys.maxsize)
+    shown = [name for name in stepper.spec["candidates"] if name not in (told or ())]
+    least_ns = {name: sys.maxsize for name in shown if name in arms}
     for number in range(SHOWING_ROUNDS):
         for name in rotation.orders(shown, 1, stepper.spec["seed"] + number)[0]:
+            if name not in arms:
+                stepper.baton.give(number)
+                continue
             start = clock.own_ns()
             stepper.step(arms[name], number, timed=False)
             spent = clock.elapsed_ns(start, clock.own_ns(), f"a first step of {name}")

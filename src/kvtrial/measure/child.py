@@ -19,15 +19,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
 from kvtrial.measure import exclusive
+from kvtrial.measure.baton import PartnerGone
 from kvtrial.measure.heartbeat import Heart, last_beat
 
 Row = dict[str, Any]
@@ -38,6 +40,8 @@ Spec = dict[str, Any]
 _NO_MEMORY = os.EX_TEMPFAIL
 #: Exit code of a process that ended for an arm's sake.
 _ARM_FAILED = os.EX_SOFTWARE
+#: Exit code of a side of a pair whose other one has ended.
+_PARTNER_GONE = os.EX_UNAVAILABLE
 #: Seconds between two looks at a process that is to be ended when it hangs.
 _LOOK_S = 0.5
 #: What comes from elsewhere: signals (a batch system, a user, a kernel short of memory), and memory.
@@ -93,7 +97,8 @@ def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = 
     module : str
         Such as ``kvtrial.measure.block``.
     spec : dict
-        JSON-safe; what the module's docstring says.
+        JSON-safe; what the module's docstring says. With ``pythons`` its two arms have a process each, of the
+        interpreters named there, and take turns (`kvtrial.measure.baton`).
     threads : int
         For the thread pools of libraries.
     preload : dict, optional
@@ -102,71 +107,154 @@ def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = 
     Raises
     ------
     ChildDied
-        It left no rows; the message has the end of what it wrote to stderr.
+        A process left no rows; the message has the end of what it wrote to stderr.
     """
-    with tempfile.TemporaryDirectory(prefix="kvtrial-") as folder:
-        spec_path, out_path = Path(folder) / "spec.json", Path(folder) / "out.json"
-        document = {**spec, "fingerprint": build.fingerprint()}
-        spec_path.write_text(json.dumps(document), encoding="utf-8")
-        with (Path(folder) / "stderr").open("w+", encoding="utf-8", errors="replace") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, str(spec_path), str(out_path)],
-                env=environment(threads, preload),
-                stdin=subprocess.DEVNULL,
-                pass_fds=exclusive.held(),
-                stderr=said,
-            )
-            heart = _heart_path(out_path)
-            try:
-                hung = _wait(process, heart, spec.get("step_limit_s", math.inf))
-            finally:
-                process.kill()  # nothing where it has ended
-                code = process.wait()
-            if code == 0 and out_path.is_file():
-                rows: list[Row] = json.loads(out_path.read_text(encoding="utf-8"))
-                return rows
-            said.seek(0)
-            text = said.read().strip()[-2000:]
-        arm = last_beat(heart).arm or None
-        if hung is not None:
+    with contextlib.ExitStack() as stack:
+        with (
+            contextlib.ExitStack() as pipes
+        ):  # theirs once they run: an end of ours would hide a death
+            children = [
+                stack.enter_context(
+                    _Child.started(module, own, environment(threads, preload), python)
+                )
+                for own, python in _sides(pipes, spec)
+            ]
+        limit = spec.get("step_limit_s", math.inf)
+        if (hung := _wait(children, limit)) is not None:
             raise ChildDied(
-                f"{arm} hung: a step took more than {hung:g} s; {text}".rstrip("; "), arm
+                f"{hung.arm} hung: a step took more than {limit:g} s; {hung.words()}".rstrip("; "),
+                hung.arm,
             )
-        raise ChildDied(
-            f"{module} {_how_it_ended(code)}{f' while it ran {arm}' if arm else ''}: {text}",
-            None if code in _FROM_OUTSIDE else arm,
-        )
+        failed = [child for child in children if child.rows() is None]
+        # Where one side of a pair has died, the other one only says so.
+        failed.sort(key=lambda child: child.process.poll() in (None, _PARTNER_GONE))
+        if failed:
+            code, arm = failed[0].process.wait(), failed[0].arm
+            raise ChildDied(
+                f"{module} {_how_it_ended(code)}{f' while it ran {arm}' if arm else ''}: "
+                f"{failed[0].words()}",
+                None if code in _FROM_OUTSIDE else arm,
+            )
+        return [row for child in children for row in child.rows() or []]
 
 
-def _wait(process: subprocess.Popen[bytes], heart: Path, limit_s: float) -> float | None:
-    """Wait for the process; where one piece of its work passes the limit, the limit, with it still alive.
+def _sides(pipes: contextlib.ExitStack, spec: Spec) -> list[tuple[Spec, str]]:
+    """What each process is told, and its interpreter; of a pair, the pipes between the two as well."""
+    pythons = spec.get("pythons", {})
+    arms = [arm for arm in spec.get("candidates", ()) if arm in pythons]
+    if len(arms) < 2:
+        return [(spec, pythons[arms[0]] if arms else sys.executable)]
+    there, back = os.pipe(), os.pipe()
+    for end in (*there, *back):
+        pipes.callback(os.close, end)
+    batons = (
+        {"receive": back[0], "send": there[1], "held": True},
+        {"receive": there[0], "send": back[1], "held": False},
+    )
+    return [
+        ({**spec, "own": [arm], "baton": baton}, pythons[arm]) for arm, baton in zip(arms, batons)
+    ]
 
-    A process that somebody has stopped is not at work: its time does not count.
-    """
-    stopped_s = 0.0
-    while not _ended(process, _LOOK_S):
-        arm, seconds = last_beat(heart)
+
+@dataclass
+class _Child:
+    """A measured process at work, in a folder of its own."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    said: IO[str]
+    stopped_s: float = 0.0
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(
+        cls, module: str, spec: Spec, variables: dict[str, str], python: str
+    ) -> Iterator[_Child]:
+        """Start it; what is left of it at the end is killed.
+
+        An interpreter that is not this one has packages of its own: no path of ours leads past them.
+        """
+        ours = python == sys.executable
+        if not ours:
+            variables = {k: v for k, v in variables.items() if k != "PYTHONPATH"}
+        pipes = [end for end in spec.get("baton", {}).values() if type(end) is int]
+        with tempfile.TemporaryDirectory(prefix="kvtrial-") as name:
+            folder = Path(name)
+            document = {**spec, "fingerprint": build.fingerprint() if ours else ""}
+            (folder / "spec.json").write_text(json.dumps(document), encoding="utf-8")
+            out = folder / "out.json"
+            with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as said:
+                flags = [] if ours else ["-P"]
+                process = subprocess.Popen(
+                    [python, *flags, "-m", module, str(folder / "spec.json"), str(out)],
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(*exclusive.held(), *pipes),
+                    stderr=said,
+                )
+                try:
+                    yield cls(process, out, said)
+                finally:
+                    process.kill()  # nothing where it has ended
+                    process.wait()
+
+    @property
+    def arm(self) -> str | None:
+        """The arm at work, or that was when it ended."""
+        return last_beat(_heart_path(self.out)).arm or None
+
+    def rows(self) -> list[Row] | None:
+        """What it has measured; None where it has not ended well."""
+        if self.process.poll() != 0 or not self.out.is_file():
+            return None
+        found: list[Row] = json.loads(self.out.read_text(encoding="utf-8"))
+        return found
+
+    def words(self) -> str:
+        """The end of what it wrote to stderr."""
+        self.said.seek(0)
+        return self.said.read().strip()[-2000:]
+
+    def hangs(self, limit_s: float, looked_s: float) -> bool:
+        """Whether one piece of its work has passed the limit.
+
+        A process that somebody has stopped is not at work: its time does not count.
+        """
+        arm, seconds = last_beat(_heart_path(self.out))
         with contextlib.suppress(psutil.Error):
-            if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
-                stopped_s += _LOOK_S
+            if psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED:
+                self.stopped_s += looked_s
         if not arm:
-            stopped_s = 0.0
-        elif seconds - stopped_s > limit_s:
-            return limit_s
+            self.stopped_s = 0.0
+        return bool(arm) and seconds - self.stopped_s > limit_s
+
+
+def _wait(children: Sequence[_Child], limit_s: float) -> _Child | None:
+    """Wait until all have ended, or one badly; one that hangs is returned, with it still alive."""
+    while alive := [child for child in children if child.process.poll() is None]:
+        codes = {child.process.poll() for child in children}
+        if codes - {None, 0, _PARTNER_GONE}:
+            return None
+        _sleep_until_one_ends([child.process for child in alive], _LOOK_S)
+        for child in alive:
+            if child.process.poll() is None and child.hangs(limit_s, _LOOK_S):
+                return child
     return None
 
 
-def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait for the process at most so long, without waking up meanwhile where the system allows it."""
+def _sleep_until_one_ends(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """At most so long, without waking up meanwhile where the system allows it."""
+    descriptors: list[int] = []
     try:
-        descriptor = os.pidfd_open(process.pid)
+        for process in processes:
+            descriptors.append(os.pidfd_open(process.pid))
+        select.select(descriptors, [], [], seconds)
     except (AttributeError, OSError):  # not Linux, or too old
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-    else:
-        select.select([descriptor], [], [], seconds)
-        os.close(descriptor)
-    return process.poll() is not None
+            processes[0].wait(seconds)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def run_survivors(
@@ -213,6 +301,9 @@ def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list
     except machine.NotEnoughMemory as error:
         print(error, file=sys.stderr)
         raise SystemExit(_NO_MEMORY) from None
+    except PartnerGone as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(_PARTNER_GONE) from None
     except ArmFailed as error:
         heart.beat(error.arm)
         print(error, file=sys.stderr)

@@ -93,9 +93,11 @@ class Block:
         return figure(np.array(pairs, np.float64)) if pairs else None
 
 
-def blocks(rows: pd.DataFrame, anchors: Sequence[str] = ()) -> dict[int, Block]:
+def blocks(
+    rows: pd.DataFrame, anchors: Sequence[str] = (), metric: str = "m2/step_ms"
+) -> dict[int, Block]:
     """Block's number → its steps, ascending, from the rows of one cell's valid blocks."""
-    return {number: Block(own, anchors) for number, own in sorted(steps(rows).items())}
+    return {number: Block(own, anchors) for number, own in sorted(steps(rows, metric).items())}
 
 
 def log_speeds(blocks: Iterable[Block], top: str, bottom: str) -> list[float]:

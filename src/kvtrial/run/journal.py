@@ -20,7 +20,7 @@ from kvtrial.host.files import parsed_json, write_text
 
 Row = dict[str, Any]
 
-_UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]*")
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)")
 _PUBLISHED = "published"
 #: The unit that a stage puts last.
@@ -84,7 +84,7 @@ class Attempt:
     def _path(self, unit: str) -> Path:
         if not _UNIT.fullmatch(unit) or unit == _PUBLISHED:
             raise JournalError(
-                f"unit {unit!r}: use letters, digits, '.', '_' and '-', not {_PUBLISHED!r}"
+                f"unit {unit!r}: use letters, digits, '@', '.', '_' and '-', not {_PUBLISHED!r}"
             )
         return self._folder / f"{unit}.json"
 

@@ -244,6 +244,6 @@ def plan(config: dict[str, Any], results: Path | None = None) -> Run:
         model=model,
         profile=profile,
         protocol=registered,
-        build_id=build.identity(),
+        build_id=build.current_identity(),
         strangers=strangers(protocol.entrants(registered)),
     )

@@ -8,6 +8,7 @@ Read `answers` first: the three answers and the table of arms, which all the oth
 `terminal`     the verdict at a terminal
 `report`       one HTML page, with `templates`
 `fleet`        the verdicts of many machines
+`tables`       rows at a terminal, as Markdown, as CSV
 `plots`        one figure a module; a new one is a module and a line in its ``FIGURES``
 =============  =====================================================================================
 """

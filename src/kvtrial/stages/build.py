@@ -41,7 +41,11 @@ def ensure_built() -> dict[str, object]:
     StaleBuild
         The compiler failed (its output is on stderr), or the kernels changed while it ran.
     """
-    wanted = build.identity()
+    wanted = build.current_identity()
+    if not wanted:
+        raise StaleBuild(
+            "the kernels are not built, and no sources lie beside this package: install it again"
+        )
     facts = installed_facts()
     if not _is_of(facts, wanted):
         with exclusive("build"):

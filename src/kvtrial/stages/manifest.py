@@ -48,6 +48,8 @@ def versions() -> dict[str, str]:
 
 def source_commit() -> str:
     """The checkout's commit, with ``-dirty`` where files differ from it; empty outside of git."""
+    if not build.has_sources():  # an environment may lie inside of another project's checkout
+        return ""
     command = ["git", "-C", str(build.ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

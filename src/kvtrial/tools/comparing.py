@@ -6,9 +6,7 @@ What is compared is each arm's ratio over the reference of its own run, where bo
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ import numpy as np
 
 from kvtrial.contract import shown
 from kvtrial.decision import facts, stats, validity
-from kvtrial.decision.contrasts import Measured, digits
+from kvtrial.decision.contrasts import Measured, cell_key, digits
 from kvtrial.decision.verdict import refuse_mixed
-from kvtrial.host import printed
 from kvtrial.measure.plan import cell_name
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import events, protocol
@@ -105,17 +102,15 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
                 if any(one is not None for one in logs):
                     unlike.append(f"{name} at {where}: not measured in both")
                 continue
-            rows.append({**_cell(cell), "candidate": name, **_change(logs[0], logs[1], confidence)})
+            rows.append(
+                {**cell_key(cell), "candidate": name, **_change(logs[0], logs[1], confidence)}
+            )
     return {
         **{which: _described(run) for which, run in zip(("first", "second"), runs)},
         "reference": reference,
         "rows": rows,
         "not_comparable": unlike,
     }
-
-
-def _cell(cell: Cell) -> dict[str, Any]:
-    return {"context": cell["context"], "sessions": cell["sessions"], "threads": cell["threads"]}
 
 
 def _change(before: np.ndarray, after: np.ndarray, confidence: float) -> dict[str, Any]:
@@ -235,35 +230,3 @@ def told(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
         }
         for row in rows
     ]
-
-
-# --------------------------------------------------------------------------------------------------
-# Rows for people and for programs
-
-
-def table(rows: list[dict[str, str]]) -> Any:
-    """Rows of equal columns as a rich table."""
-    made = printed.table(box=None, padding=(0, 1, 0, 0))
-    for column in rows[0] if rows else ():
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*row.values())
-    return made
-
-
-def markdown(rows: list[dict[str, str]]) -> str:
-    """Rows of equal columns as a Markdown table."""
-    if not rows:
-        return ""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
-
-
-def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows of equal columns as CSV, a header first."""
-    out = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return out.getvalue()

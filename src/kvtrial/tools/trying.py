@@ -1,9 +1,10 @@
 """``kvtrial try NAME``: a first look at a candidate that somebody is working on.
 
 Conformance, one attention region and the decode at the primary context, or at others, in rotation with the
-adopted store by the stages' own functions, with the trial's own intervals. It decides
-nothing: a few cells against one store are no trial. Nothing is left behind but the snapshot of the
-filled context, which runs share.
+adopted store by the stages' own functions, with the trial's own intervals. Against a git ref the other side is a
+build of that ref, in a process of its own (`kvtrial.tools.ref_build`), and attention is timed within the decode.
+It decides nothing: a few cells against one store are no trial. Nothing is left behind but the snapshot of the
+filled context, which runs share, and the builds of refs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,9 +24,9 @@ import pandas as pd
 from kvtrial import candidates
 from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
-from kvtrial.decision import labels, output, validity
+from kvtrial.decision import output, validity
 from kvtrial.decision.contrasts import Measured, contrast, contrast_of, digits
-from kvtrial.host import build, machine, paths, printed, selection
+from kvtrial.host import build, machine, paths, selection
 from kvtrial.host.files import write_text
 from kvtrial.measure import figures, shapes
 from kvtrial.measure.exclusive import exclusive
@@ -33,12 +35,12 @@ from kvtrial.measure.stores import shape_of
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import corpus, events, models, protocol
 from kvtrial.run.layout import ConfigError
-from kvtrial.show import answers
 from kvtrial.stages import conformance as suite
 from kvtrial.stages import m1, m2
 from kvtrial.stages import workload as snapshots
-from kvtrial.stages.common import CellRun, Stage, planned, run_cells
+from kvtrial.stages.common import Block, CellRun, Stage, Work, planned, run_cells
 from kvtrial.stages.progress import Progress
+from kvtrial.tools.ref_build import RefBuild, at_ref
 
 #: Blocks of the decode: first, and at most, by their spread; and what they are to reach, of the log ratio.
 FIRST_BLOCKS, MOST_BLOCKS, HALF_WIDTH = 6, 16, 0.02
@@ -54,11 +56,42 @@ class NothingToCompare(ConfigError):
     """A candidate was to be tried against itself."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The two arms of a try.
+
+    Attributes
+    ----------
+    name : str
+        The candidate that is tried.
+    against : str
+        The arm beside it: a candidate, or one of another build, such as ``K1@3f2a1bc``.
+    built : RefBuild or None
+        That other build.
+    """
+
+    name: str
+    against: str
+    built: RefBuild | None = None
+
+    @property
+    def arms(self) -> list[str]:
+        """The one that it is tried against first."""
+        return [self.against, self.name]
+
+    @property
+    def layouts_differ(self) -> bool:
+        """Whether they lay out their rows differently."""
+        other = self.built.layout if self.built else candidates.get(self.against).layout
+        return candidates.get(self.name).layout != other
+
+
 def measure(
     name: str,
     *,
     model: str,
     against: str | None = None,
+    against_ref: str | None = None,
     contexts: Sequence[int] = (),
     threads: int = 1,
     count: int | None = None,
@@ -72,7 +105,9 @@ def measure(
     model : str
         A name of config/models.yaml, or the path of a GGUF file.
     against : str, optional
-        Another candidate; by default the adopted store.
+        Another candidate; by default the adopted store, or with a ref the candidate itself.
+    against_ref : str, optional
+        A git ref of the other one's package: that build of it is measured.
     contexts : ints, optional
         Filled positions, one after the other; by default those of the primary cell.
     threads : int
@@ -84,25 +119,26 @@ def measure(
     -------
     dict
         JSON-safe: ``conformance``, what it is of, and ``cells``: for each context ``decode``, ``attention``,
-        ``failed`` and ``void_blocks``.
+        ``failed`` and ``void_blocks``. With a ref ``ref`` and ``commit`` name it, and ``attention`` is that within
+        the decode; else both are None, and it was timed alone.
 
     Raises
     ------
     UnknownCandidate, CandidateNotBuilt, NothingToCompare, StaleBuild, UnknownModel, ModelNotFetched
+    NotACheckout, NoSuchRef, RefTooOld, RefBuildFailed
     WorkloadError
         The registered text is shorter than a context.
     ConfigError
         A context does not fit in memory, or too few blocks were asked for.
     """
+    gguf = models.path_of(model)
+    pair = _pair(name, against, against_ref)
     registered = protocol.load(paths.config_file("protocol.yaml"))
-    against = against or selection.load().default
-    _check(name, against)
     primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
     cells: list[Cell] = [
         {**primary, "sessions": 1, "threads": threads, "context": context}
         for context in contexts or [primary["context"]]
     ]
-    gguf = models.path_of(model)
     if count is not None and count < FEWEST_BLOCKS:
         raise ConfigError(f"{count} blocks give no interval; give {FEWEST_BLOCKS} or more")
     loaded = models.load_model(gguf)
@@ -120,25 +156,28 @@ def measure(
             usable_cpus=machine.usable_cpus(),
             protocol={
                 **registered,
-                "candidates": [against, name],
+                "candidates": pair.arms,
                 "cells": cells,
-                "decision": {**registered["decision"], "reference": against},
+                "decision": {**registered["decision"], "reference": pair.against},
                 "m1": {**registered["m1"], "blocks": ATTENTION_BLOCKS, "shapes": []},
             },
         )
-        conformance = _conformance(stage, name)
+        conformance = _conformance(stage, name, 2 if pair.built else 3)
         if conformance["crash"]:  # it would take the timing down too, or never end it
-            found = [_untimed(conformance["crash"], (name, against)) for _ in cells]
+            found = [_untimed(conformance["crash"], pair) for _ in cells]
         else:
             _fill(stage, cells, loaded, texts)
-            _attention(stage, cells)
-            plan = sampling(registered, name, against, count)
-            _decode(dataclasses.replace(stage, name="m2"), cells, plan)
-            found = [_results(stage, cell, name, against, plan) for cell in cells]
+            if pair.built is None:
+                _attention(stage, cells)
+            plan = sampling(registered, pair, count)
+            _decode(dataclasses.replace(stage, name="m2"), cells, plan, pair)
+            found = [_results(stage, cell, pair, plan) for cell in cells]
     return {
         "candidate": name,
-        "against": against,
-        "layouts_differ": candidates.get(name).layout != candidates.get(against).layout,
+        "against": pair.against,
+        "ref": pair.built and pair.built.ref,
+        "commit": pair.built and pair.built.commit,
+        "layouts_differ": pair.layouts_differ,
         "model": gguf.stem,
         "synthetic": bool(loaded.synthetic),
         "threads": threads,
@@ -148,32 +187,23 @@ def measure(
     }
 
 
-def sound(document: dict[str, Any]) -> bool:
-    """Whether the candidate passed the suite and could be measured at every context."""
-    timed = all(cell["decode"]["ratio"] is not None for cell in document["cells"])
-    return bool(document["conformance"]["passed"]) and timed
-
-
-def slower(document: dict[str, Any], limit: float) -> list[int]:
-    """Contexts at which the whole interval of the decode lies below ``limit``."""
-    return [
-        cell["context"]
-        for cell in document["cells"]
-        if cell["decode"]["ratio"] is not None and cell["decode"]["ci95"][1] < limit
-    ]
-
-
-def _check(name: str, against: str) -> None:
-    for wanted in (name, against):
+def _pair(name: str, against: str | None, ref: str | None) -> Pair:
+    """Who is measured; whatever can be refused is, before anything runs."""
+    against = against or (name if ref else selection.load().default)
+    for wanted in (name,) if ref else (name, against):
         why = candidates.get(wanted).not_built
         if why is not None:
             raise CandidateNotBuilt(f"{wanted} is not built: {why}")
+    build.refuse_stale()
+    if ref is not None:
+        built = at_ref(ref, against, _say)
+        return Pair(name, built.arm, built)
     if name == against:
         raise NothingToCompare(
-            f"{name} is the store that others are tried against; name another, or give --against "
-            f"one of {', '.join(sorted(set(candidates.candidates()) - {name}))}"
+            f"{name} is the store that others are tried against; name another, give --against one of "
+            f"{', '.join(sorted(set(candidates.candidates()) - {name}))}, or --against-ref a git ref"
         )
-    build.refuse_stale()
+    return Pair(name, against)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -184,9 +214,9 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _conformance(stage: Stage, name: str) -> dict[str, Any]:
+def _conformance(stage: Stage, name: str, parts: int) -> dict[str, Any]:
     """What the suite says, with the words of each failure."""
-    _say(f"1 of 3: conformance of {name}")
+    _say(f"1 of {parts}: conformance of {name}")
     out = stage.run_dir / "conformance" / f"{name}.json"
     with (
         exclusive("kvtrial try"),
@@ -239,12 +269,37 @@ def _attention(stage: Stage, cells: list[Cell]) -> None:
         _run(runs, "attention", ATTENTION_S)
 
 
-def _decode(stage: Stage, cells: list[Cell], plan: SamplingPlan) -> None:
+def _decode(stage: Stage, cells: list[Cell], plan: SamplingPlan, pair: Pair) -> None:
     """Whole decodes in rotation, as in stage m2; the spread of the first blocks says how many there are."""
-    _say("3 of 3: decoding")
+    _say(
+        "3 of 3: decoding"
+        if pair.built is None
+        else f"2 of 2: decoding, with {pair.against} by turns"
+    )
     with stage.attempt() as attempt:
-        work = m2.work(stage, stage.protocol["candidates"])
+        work = m2.work(stage, pair.arms)
+        if pair.built is not None:
+            work = Work(m2.MODULE, lambda block, *_: _two_builds(stage, block, pair), pair.arms)
         _run([CellRun(stage, attempt, work, cell, plan) for cell in cells], "decode", BLOCK_S)
+
+
+def _two_builds(stage: Stage, block: Block, pair: Pair) -> dict[str, Any]:
+    """What the two processes of a block are told: that of ``m2``, each with an interpreter of its own.
+
+    Both keep to one CPU where a decode has one thread: two CPUs of one machine are not equally fast while others
+    work on it. The CPUs take turns by block.
+    """
+    assert pair.built is not None
+    cpus = machine.affinity()
+    alone = block.cell["threads"] == 1 and hasattr(os, "sched_setaffinity")
+    return {
+        **m2.block_spec(stage, block, pair.arms, slow=[]),
+        "stands_for": {pair.against: pair.built.candidate},
+        "pythons": {pair.against: pair.built.python, pair.name: sys.executable},
+        "cpu": cpus[block.number % len(cpus)] if alone else None,
+        "compare": False,  # logits are in two processes: their hashes are compared
+        "alone_steps": 0,
+    }
 
 
 def _run(runs: list[CellRun], title: str, seconds: float) -> None:
@@ -255,13 +310,13 @@ def _run(runs: list[CellRun], title: str, seconds: float) -> None:
             progress.say(ended[1].reason)
 
 
-def sampling(registered: Protocol, name: str, against: str, count: int | None) -> SamplingPlan:
+def sampling(registered: Protocol, pair: Pair, count: int | None) -> SamplingPlan:
     """Blocks of a try: ``count``, or as many as make the interval as narrow as `HALF_WIDTH`."""
     return SamplingPlan(
         first=count or FIRST_BLOCKS,
         most=count or MOST_BLOCKS,
         half_width=HALF_WIDTH,
-        pairs=((name, against),),
+        pairs=((pair.name, pair.against),),
         confidence=registered["decision"]["confidence"],
         most_void=registered["void"]["most"],
     )
@@ -274,40 +329,33 @@ def sampling(registered: Protocol, name: str, against: str, count: int | None) -
 #: What is said of each arm's decode, and of its attention alone.
 _RATES = ("tokens_per_s", "step_ms_p50", "step_ms_p95")
 _FRACTIONS = ("unique_gb_per_s", "ceiling_fraction")
+_AGREEMENT = ("kld", "top1", "shift")
 
 
-def _results(
-    stage: Stage, cell: Cell, name: str, against: str, plan: SamplingPlan
-) -> dict[str, Any]:
+def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> dict[str, Any]:
     table, registered = events.read_run(stage.run_dir), stage.protocol
     judged = validity.judge(table, registered)
     rows = judged.valid_rows
     measured = Measured(rows, registered, stage.profile, stage.usable_cpus)
-    logs = figures.log_speeds(measured.blocks(cell).values(), name, against)
-    decode = contrast_of(logs, plan)
-    shape = shapes.name_of(stage.workload["shape"])
-    times = {
-        arm: measured.attention_ms(cell, arm, shape) if shape in measured.shapes else {}
-        for arm in (name, against)
-    }
-    alone = SamplingPlan.fixed(registered, registered["m1"]["blocks"])
-    attention = contrast(times[against], times[name], alone)
-    described = {arm: measured.arm(cell, arm) or {} for arm in (name, against)}
+    logs = figures.log_speeds(measured.blocks(cell).values(), pair.name, pair.against)
+    described = {arm: measured.arm(cell, arm) or {} for arm in pair.arms}
     failed = table[table["metric"] == "failed"].drop_duplicates(["candidate", "text"])
     wrong = output.reasons(table)
+    own = rows[rows["context"] == cell["context"]]
     return {
         "decode": {
-            **decode,
+            **contrast_of(logs, plan),
             "arms": {arm: {key: row.get(key) for key in _RATES} for arm, row in described.items()},
             "agreement": {
-                key: described[name].get(f"logits_{key}") for key in ("kld", "top1", "shift")
+                **{key: described[pair.name].get(f"logits_{key}") for key in _AGREEMENT},
+                "bitwise": _bitwise(own, pair),
             },
         },
         "attention": {
-            **attention,
+            **(_within(own, pair, plan) if pair.built else _alone(stage, cell, pair, measured)),
             "arms": {
-                arm: {key: _over_blocks(rows, arm, f"m1/{key}") for key in _FRACTIONS}
-                for arm in (name, against)
+                arm: {key: _over_blocks(own, arm, f"m1/{key}") for key in _FRACTIONS}
+                for arm in pair.arms
             },
         },
         "failed": [f"{row.candidate}: {row.text}" for row in failed.itertuples()]
@@ -316,16 +364,40 @@ def _results(
     }
 
 
-def _untimed(why: str, arms: tuple[str, str]) -> dict[str, Any]:
+def _alone(stage: Stage, cell: Cell, pair: Pair, measured: Measured) -> dict[str, Any]:
+    """The contrast of one attention region, as in ``m1``."""
+    shape = shapes.name_of(stage.workload["shape"])
+    times = {
+        arm: measured.attention_ms(cell, arm, shape) if shape in measured.shapes else {}
+        for arm in pair.arms
+    }
+    plan = SamplingPlan.fixed(stage.protocol, stage.protocol["m1"]["blocks"])
+    return contrast(times[pair.against], times[pair.name], plan)
+
+
+def _within(rows: pd.DataFrame, pair: Pair, plan: SamplingPlan) -> dict[str, Any]:
+    """The contrast of the attention regions of the decode's own steps."""
+    blocks = figures.blocks(rows, metric="m2/attention_ms")
+    return contrast_of(figures.log_speeds(blocks.values(), pair.name, pair.against), plan)
+
+
+def _bitwise(rows: pd.DataFrame, pair: Pair) -> bool | None:
+    """Whether the logits are the same to the last bit; None where an arm has none."""
+    own = rows[rows["metric"] == "output_xxh3"].groupby("candidate")["text"].agg(set)
+    found = [own.get(arm) for arm in pair.arms]
+    return None if None in found else found[0] == found[1]
+
+
+def _untimed(why: str, pair: Pair) -> dict[str, Any]:
     """The same without any measurement."""
     nothing = {"ratio": None, "ci95": None, "n_blocks": 0, "problem": f"it was not timed: {why}"}
     return {
         "decode": {
             **nothing,
-            "arms": {arm: dict.fromkeys(_RATES) for arm in arms},
-            "agreement": dict.fromkeys(("kld", "top1", "shift")),
+            "arms": {arm: dict.fromkeys(_RATES) for arm in pair.arms},
+            "agreement": dict.fromkeys((*_AGREEMENT, "bitwise")),
         },
-        "attention": {**nothing, "arms": {arm: dict.fromkeys(_FRACTIONS) for arm in arms}},
+        "attention": {**nothing, "arms": {arm: dict.fromkeys(_FRACTIONS) for arm in pair.arms}},
         "failed": [],
         "void_blocks": 0,
     }
@@ -335,120 +407,3 @@ def _over_blocks(rows: pd.DataFrame, name: str, metric: str) -> float | None:
     """Median over blocks of each block's median."""
     own = rows[(rows["candidate"] == name) & (rows["metric"] == metric)]
     return digits(float(own.groupby("block")["value"].median().median())) if len(own) else None
-
-
-def sentence(document: dict[str, Any], cell: dict[str, Any]) -> str:
-    """The result at a context: ``MINE is 1.08x K1 at 4,096 [1.06, 1.10]: faster``."""
-    name, against, decode = document["candidate"], document["against"], cell["decode"]
-    if decode["ratio"] is None:
-        return f"{name} at {cell['context']:,}: no interval, {decode['problem']}"
-    low, high = decode["ci95"]
-    reading = "no difference is shown"
-    if low > 1 or high < 1:
-        reading = "faster" if low > 1 else "slower"
-    return (
-        f"{name} is {decode['ratio']:.3f}x {against} at {cell['context']:,} [{low:.3f}, {high:.3f}]: "
-        f"{reading}"
-    )
-
-
-#: Column of the table → the figure of an arm at a context: of its decode, then of its attention alone.
-_COLUMNS = {
-    "tokens/s": ("decode", "tokens_per_s"),
-    "p50 ms": ("decode", "step_ms_p50"),
-    "p95 ms": ("decode", "step_ms_p95"),
-    "attention GB/s": ("attention", "unique_gb_per_s"),
-    "of ceiling": ("attention", "ceiling_fraction"),
-}
-
-
-def _rows(document: dict[str, Any]) -> list[list[str]]:
-    """Context, store and the figures of `_COLUMNS`, as text."""
-    return [
-        [
-            f"{cell['context']:,}",
-            arm,
-            *(_number(cell[part]["arms"][arm][key]) for part, key in _COLUMNS.values()),
-        ]
-        for cell in document["cells"]
-        for arm in (document["candidate"], document["against"])
-    ]
-
-
-def _title(document: dict[str, Any]) -> str:
-    model = document["model"] + (" (synthetic weights)" if document["synthetic"] else "")
-    pair = f"{document['candidate']} against {document['against']}{labels.of_contrast(document)}"
-    threads = f", {document['threads']} threads" if document["threads"] > 1 else ""
-    return f"{pair}, {model}{threads}"
-
-
-def _suite(document: dict[str, Any]) -> str:
-    suite = document["conformance"]
-    word = f"conformance: {suite['passed_tests']} passed, {len(suite['failed'])} failed"
-    return word + (f"; {suite['crash']}" if suite["crash"] else "")
-
-
-def _troubles(document: dict[str, Any]) -> list[str]:
-    """What failed: checks of the suite, then arms."""
-    suite = document["conformance"]
-    found = [f"{test}: {why}" for test, why in suite["failed"].items()]
-    return found + [f"failed: {text}" for cell in document["cells"] for text in cell["failed"]]
-
-
-def render(document: dict[str, Any]) -> Any:
-    """The document as rich text, worst news first and the result last."""
-    from rich.console import Group
-    from rich.text import Text
-
-    passed = document["conformance"]["passed"]
-    parts: list[Any] = [Text(_title(document), "bold")]
-    parts.append(Text(_suite(document), "green" if passed else "bold red"))
-    parts += [Text(f"  {text}", "red") for text in _troubles(document)]
-    parts += [Text(f"  gap: {gap}") for gap in document["conformance"]["gaps"]]
-    table = printed.table(box=None, padding=(0, 2, 0, 0))
-    for column in ("context", "store", *_COLUMNS):
-        table.add_column(column, justify="left" if column == "store" else "right")
-    for row in _rows(document):
-        table.add_row(*row)
-    parts.append(table)
-    for cell in document["cells"]:
-        parts += [Text(text, "dim") for text in _details(document, cell)]
-    parts.append(Text(document["note"], "dim"))
-    parts += [Text(sentence(document, cell), "bold") for cell in document["cells"]]
-    return Group(*parts)
-
-
-def _details(document: dict[str, Any], cell: dict[str, Any]) -> list[str]:
-    """What else was seen at a context."""
-    attention, agreement = cell["attention"], cell["decode"]["agreement"]
-    found = []
-    if attention["ratio"] is not None:
-        found.append(
-            f"{cell['context']:,}: attention alone {answers.interval(attention)}x, {attention['n_blocks']} blocks; "
-            f"decode {cell['decode']['n_blocks']} blocks"
-        )
-    if agreement["kld"] is not None:
-        found.append(
-            f"{cell['context']:,}: beside {document['against']}'s logits: KLD {agreement['kld']:.2g}, top token "
-            f"equal in {agreement['top1']:.0%}"
-        )
-    if cell["void_blocks"]:
-        found.append(
-            f"{cell['context']:,}: {cell['void_blocks']} runs of blocks were void and repeated"
-        )
-    return found
-
-
-def markdown(document: dict[str, Any]) -> str:
-    """The same for a pull request: the sentences, then the table."""
-    lines = [f"**{sentence(document, cell)}**" for cell in document["cells"]]
-    lines += ["", _title(document), "", _suite(document)]
-    lines += [f"- {text}" for text in _troubles(document)]
-    header = ["context", "store", *_COLUMNS]
-    rule = ["---" if name == "store" else "---:" for name in header]
-    lines += ["", *(f"| {' | '.join(row)} |" for row in (header, rule, *_rows(document)))]
-    return "\n".join([*lines, ""])
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
