@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import threading
 import time
 import warnings
@@ -36,12 +35,7 @@ from kvtrial.contract import (
 )
 from kvtrial.engine._regions import Scratch
 from kvtrial.engine.config import ModelConfig
-from kvtrial.engine.errors import (
-    DecoderInUse,
-    NonFiniteLogits,
-    UnknownToken,
-    UnsupportedArchitecture,
-)
+from kvtrial.engine.errors import DecoderInUse, NonFiniteLogits, UnknownToken
 from kvtrial.engine.gguf import GgufFile
 from kvtrial.engine.prefill import Prefill
 from kvtrial.engine.scheduler import Regions, Scheduler
@@ -54,8 +48,6 @@ CHUNK = 512
 MAX_BATCH = 1024
 #: Positions whose logits are made at a time where all are asked for.
 LOGITS_ROWS = 64
-# Tensors that some files of these architectures have beside those that are used here.
-_CHANGES_OUTPUT = re.compile(r"\.bias$|\.scale$|_norm\.weight$|^rope_")
 
 
 @dataclass(frozen=True)
@@ -124,15 +116,10 @@ class Model:
 
         Raises
         ------
-        UnsupportedArchitecture, GgufInvalid, MissingTensor
+        UnsupportedArchitecture, TokenizerUnsupported, GgufInvalid, MissingTensor
         """
         config = ModelConfig.from_gguf(file)
         weights = load_weights(file, config)
-        if changing := [name for name in weights.unused if _CHANGES_OUTPUT.search(name)]:
-            raise UnsupportedArchitecture(
-                f"{file.path}: {', '.join(changing[:8])} would change the output and do not run here "
-                f"in {config.architecture.name}; use a model without them"
-            )
         if weights.unused:
             warnings.warn(
                 f"{file.path}: {len(weights.unused)} tensors that {config.architecture.name} does not "
