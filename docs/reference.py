@@ -57,18 +57,14 @@ def commands() -> str:
     found = {f"kvtrial {name}": sub.format_help() for name, sub in subcommands.choices.items()}
     suite = [sys.executable, "-m", "kvtrial.conformance", "--help"]
     found["python -m kvtrial.conformance"] = subprocess.check_output(suite, text=True)
-    return "\n\n".join(
-        f"## {name}\n\n```text\n{text.strip()}\n```" for name, text in found.items()
-    )
+    return "\n\n".join(f"## {name}\n\n```text\n{text.strip()}\n```" for name, text in found.items())
 
 
 def make_targets() -> str:
     """A Markdown table of the Makefile's targets that have a line of help."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     found = re.findall(r"^([a-z0-9-]+):.*?## (.+)$", text, re.MULTILINE)
-    return _table(
-        ("target", "what it does"), [(f"`make {name}`", line) for name, line in found]
-    )
+    return _table(("target", "what it does"), [(f"`make {name}`", line) for name, line in found])
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
