@@ -41,12 +41,13 @@ from kvtrial.hot._quants cimport (
     q_round_i8x8,
     q_set,
     q_store,
+    q_sum,
     q_sums_float,
     q_widen_i8,
     sums,
 )
 from kvtrial.hot._rotation cimport rotate
-from kvtrial.hot._simd cimport LANES, kv_load, kv_mul, kv_splat, kv_store_int16
+from kvtrial.hot._simd cimport LANES, kv_load, kv_lowest_bit, kv_mul, kv_splat, kv_store_int16
 from kvtrial.hot._tile cimport ROWS, Tile, ask_for, hide, soften, tile_fn, walk
 
 
@@ -248,32 +249,39 @@ cdef inline void multiply(
         head += heads
 
 
+cdef inline floats magnitude(floats x) noexcept nogil:
+    return q_max(x, q_mul(x, q_set(-1)))
+
+
 cdef inline float round_factors(
-    float *x, int32_t n, unsigned char *factors, float *eights, code_t code
+    const float *x, unsigned char *factors, float *eights, code_t code
 ) noexcept nogil:
-    """n <= 32 floats, whole vectors, in int16 for int8 codes or int8 for 4 bits; returns their step.
+    """32 floats in int16 for int8 codes, in int8 for 4 bits; returns their step.
 
     ``eights`` is 8 times their sum, where codes have 4 bits.
     """
-    cdef floats most = q_set(1e-30), v
+    cdef floats most = q_set(1e-30)
     cdef float largest, levels = 32767 if code_t is int8_t else 127
-    cdef int32_t i, total = 0
-    for i in range(n // LANES):
-        v = q_load(x + LANES * i)
-        most = q_max(most, q_max(v, q_mul(v, q_set(-1))))
+    cdef const unsigned char *ones = [1, 1, 1, 1]
+    cdef int32_t i
+    for i in range(BLOCK // LANES):
+        most = q_max(most, magnitude(q_load(x + LANES * i)))
     largest = q_max_lane(most)
-    for i in range(n // LANES):
+    for i in range(BLOCK // LANES):
         if code_t is int8_t:
             kv_store_int16(
                 <int16_t *>factors + LANES * i,
                 kv_mul(kv_load(x + LANES * i), kv_splat(levels / largest)),
             )
         else:
-            total += q_round_i8x8(
+            q_round_i8x8(
                 q_mul(q_load(x + LANES * i), q_set(levels / largest)),
                 <int8_t *>factors + LANES * i,
             )
-    eights[0] = <float>(8 * total)
+    if code_t is uint8_t:
+        eights[0] = 8 * q_sum(
+            q_sums_float(q_add_sums(q_no_sums(), q_load_four(ones), q_load_i8(factors)))
+        )
     return largest / levels
 
 
@@ -284,23 +292,26 @@ cdef inline void round_weights(
     """Weights of at most 32 rows, each times its row's step, for all heads of the group."""
     cdef float[32] scales  # BLOCK
     cdef float[32] scaled
-    cdef int32_t h, i, row
-    for i in range(rows // LANES):
-        q_store(scales + LANES * i, q_load_f16(halves + LANES * i))
-    for row in range(rows):
-        # No weight, not even 0, keeps a NaN out.
-        if not mask >> row & 1:
-            scales[row] = 0
+    cdef int32_t h, i
+    for i in range(BLOCK // LANES):
+        q_store(
+            scales + LANES * i,
+            q_load_f16(halves + LANES * i) if LANES * i < rows else q_set(0),
+        )
+    # No weight, not even 0, keeps a NaN out.
+    mask = ~mask & ((<uint64_t>1) << rows) - 1
+    while mask:
+        scales[kv_lowest_bit(mask)] = 0
+        mask &= mask - 1
     for h in range(tile.group):
-        for i in range(rows // LANES):
+        for i in range(BLOCK // LANES):
             q_store(
                 scaled + LANES * i,
                 q_mul(q_load(weights + h * ROWS + LANES * i), q_load(scales + LANES * i)),
             )
         # A NaN among the weights is lost in rounding, and shows in their sum.
         steps[2 * h] = 0 * total[h] + round_factors(
-            scaled, rows, factors + h * BLOCK * (2 if value_t is int8_t else 1), steps + 2 * h + 1,
-            code,
+            scaled, factors + h * BLOCK * (2 if value_t is int8_t else 1), steps + 2 * h + 1, code
         )
 
 
@@ -374,7 +385,7 @@ cdef inline void round_query(
         rotate(turned, span.head_dim)
     for block in range(<int32_t>blocks_of(span.head_dim)):
         steps[2 * block] = odd + span.scale * round_factors(
-            turned + BLOCK * block, BLOCK,
+            turned + BLOCK * block,
             rounded + BLOCK * block * (2 if code_t is int8_t else 1), steps + 2 * block + 1, code,
         )
 

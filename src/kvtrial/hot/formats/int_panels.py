@@ -72,7 +72,7 @@ def _by_rotation(x: F64, bound: Callable[[F64], F64]) -> F64:
     them at most. Rotating takes log2(size) additions and a product twice, in FP32.
     """
     size = x.shape[-1] & -x.shape[-1]
-    split = x.reshape(*x.shape[:-1], -1, size)
+    split = x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
     rotated = split @ hadamard(size)
     error = bound(rotated.reshape(x.shape)).reshape(split.shape).max(axis=-1, keepdims=True)
     rounding = 4 * (np.log2(size) + 2) * _U * np.sqrt((split**2).sum(axis=-1, keepdims=True))
