@@ -52,7 +52,7 @@ def _asked(q: F64, bits: int) -> F64:
 
 
 def _weighted(v: F64, bits: int) -> F64:
-    """A code times half of a weight's step: that of 32767 or 127 to the largest weight times V's step."""
+    """A code times half of a weight's step, 1 / 32767 or 1 / 127 of the largest weight, times V's own step."""
     step = _step(_largest(v), bits)
     return (LEVELS[bits] + 1) * step * (0.5 / FACTOR_LEVELS[bits] + 4 * _U)
 
