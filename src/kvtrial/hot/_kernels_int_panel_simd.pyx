@@ -53,6 +53,7 @@ from kvtrial.hot._tile cimport ROWS, Tile, ask_for, hide, soften, tile_fn, walk
 
 cdef enum:
     QUERY_ROOM = 16384  # elements of queries that a pass over the pages can have
+    PACE_BITS = 16
 
 ctypedef fused code_t:
     int8_t
@@ -75,6 +76,7 @@ ctypedef struct Panel:
     const unsigned char *scales  # of scores, halves, one a column
     float *sums
     int64_t sums_apart
+    int64_t pace  # of the next tile, bytes to ask for in a depth of 8 of a head and a vector, << PACE_BITS
 
 
 # Sums of a block, as in _kernels_panel_simd: five heads (a to e) by two column vectors, or two by four.
@@ -152,7 +154,7 @@ cdef inline void finish(
         x = q_add(q_sums_float(s), q_set(-step[1]))
     if scores:
         x = q_mul(x, q_load_f16(panel.scales + 2 * LANES * vector))
-    if lanes >= LANES:
+    if scores or lanes >= LANES:
         q_store(out, q_fma(x, q_set(step[0]), q_load(out)))
     elif lanes > 0:
         memcpy(tail, out, lanes * sizeof(float))
@@ -171,9 +173,7 @@ cdef inline void multiply_block(
     cdef const unsigned char *at = panel.codes + first * LANES * each
     cdef const unsigned char *factors = panel.factors + head * panel.factors_apart
     cdef int64_t apart = panel.factors_apart, row = panel.columns * each
-    cdef int64_t pace = tile.ahead * heads * vectors * panel.depth // (
-        tile.group * blocks_of(tile.dim) * 16
-    )
+    cdef int64_t pace = panel.pace * heads * vectors >> PACE_BITS
     s.a0 = s.a1 = s.b0 = s.b1 = s.c0 = s.c1 = s.d0 = s.d1 = s.e0 = s.e1 = q_no_sums()
     for i in range(panel.depth // 8):
         ask_for(tile, pace)
@@ -355,6 +355,8 @@ cdef inline void attend_tile(
     cdef const unsigned char *v = tile.k + tile_bytes(tokens, dim, <int>key_bits)
     memset(scores, 0, tile.group * ROWS * sizeof(float))
     panel.columns, panel.depth, panel.lanes = tokens, BLOCK, ROWS
+    # A head's K and V are 2 * tokens * ahead bytes, and have tokens * padded / 32 depths of 8 of a vector.
+    panel.pace = (<int64_t>tile.ahead << PACE_BITS + 6) // (tile.group * padded)
     panel.factors_apart, panel.steps_apart = padded * key_bits // 4, 2 * blocks
     panel.sums, panel.sums_apart = scores, ROWS
     panel.codes, panel.scales = tile.k, tile.k + panel_bytes(tokens, dim, <int>key_bits)
