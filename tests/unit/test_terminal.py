@@ -50,7 +50,7 @@ def test_one_table_and_the_box_last(verdict):
 
 
 def test_a_profiles_interval_is_at_the_confidence_that_decides(verdict):
-    assert "Intervals: 95%; of K5, K2T 98.3%, as there are several profiles." in printed(verdict)
+    assert "Intervals: 95%; of K5, K2T 99.3%, as there are several profiles." in printed(verdict)
 
 
 def test_full_has_known_answers_error_rates_and_quality_and_ends_the_same(verdict):
