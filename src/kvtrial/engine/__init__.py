@@ -4,9 +4,10 @@ In reading order:
 
 ==================  ================================================================================
 `gguf`, `config`    the file, its metadata as a `ModelConfig`; typed errors before memory is taken
-`kinds`             tensor kinds: their blocks, and as which of four each is kept
+`kinds`             tensor kinds: their blocks
+`support`           what of a file does not run, all of it at once
 `architecture`      model families as data: what one's layers do that another's don't
-`tokenizer`         the file's byte-level BPE, through the library ``tokenizers``
+`tokenizer`         the file's BPE or SentencePiece, through the library ``tokenizers``
 `weights`           matrices packed into panels of eight rows; ``_weights`` multiplies by them
 `transformer`       `Model` and `Decoder`: what everything else calls
 `scheduler`         a step as named regions; attention is the one that a store provides; ``_regions``
