@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import struct
 import tempfile
 from pathlib import Path
@@ -20,7 +21,7 @@ EDGES = (0, 1, 2, 3, 7, 31, 32, 33, 64, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31
 LONG_EDGES = (*EDGES, 2**32, 2**40, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 #: Metadata of another type than any key of a model has.
 VALUES: tuple[Any, ...] = (
-    0, 1, -1, 3, 2**31, 2**40, 0.0, -1.0, float("nan"), float("inf"), 1e-45, True, "", "x", "gpt2", "llama", "default",
+    0, 1, -1, 3, 2**31, 2**40, 0.0, -1.0, float("nan"), float("inf"), 1e-45, True, "", "x", "gpt2", "llama",
     [], ["a"], ["a"] * 300, np.zeros(0, np.int32), np.arange(300, dtype=np.int64), np.full(300, np.nan, np.float32),
 )  # fmt: skip
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
@@ -57,110 +58,111 @@ def _weights(kind: TensorKind, count: int) -> np.ndarray:
     return np.resize(blocks, count // kind.block_size * kind.block_bytes)
 
 
-def mutant(kind: str, seed: int) -> bytes:
-    """The file of ``kind`` that seed damages: by bits, numbers, cuts, keys or scales."""
-    random = np.random.default_rng([seed, TensorKind[kind].value])
-    raw = sound(kind, FAMILIES[seed % len(FAMILIES)])
-    ways = (_bits, _numbers, _cut, _spliced, _keys, _types, _scales, _alignment)
-    return ways[seed // len(FAMILIES) % len(ways)](bytearray(raw), random, TensorKind[kind])
+class Damage:
+    """One file that is being damaged; its weights begin at ``head``."""
 
+    def __init__(self, raw: bytes, random: np.random.Generator) -> None:
+        self.data = bytearray(raw)
+        self.random = random
+        self.head = raw.rindex(b"ffn_down.weight") + 48
 
-def _head_bytes(data: bytearray) -> int:
-    """Where the weights begin, about: after the last tensor's record."""
-    return data.rindex(b"ffn_down.weight") + 48
+    def _below(self, end: int) -> int:
+        return int(self.random.integers(end))
 
+    def bits(self) -> None:
+        """Bits of the header."""
+        for at in self.random.integers(0, self.head, 1 + self._below(8)):
+            self.data[at] ^= 1 << self._below(8)
 
-def _bits(data: bytearray, random: np.random.Generator, kind: TensorKind) -> bytes:
-    for at in random.integers(0, _head_bytes(data), random.integers(1, 9)):
-        data[at] ^= 1 << int(random.integers(8))
-    return bytes(data)
-
-
-def _numbers(data: bytearray, random: np.random.Generator, kind: TensorKind) -> bytes:
-    for _ in range(int(random.integers(1, 4))):
-        at = int(random.integers(4, _head_bytes(data)))
-        if random.integers(2):
-            struct.pack_into("<I", data, at, EDGES[random.integers(len(EDGES))])
-        else:
-            struct.pack_into("<Q", data, at, LONG_EDGES[random.integers(len(LONG_EDGES))])
-    return bytes(data)
-
-
-def _cut(data: bytearray, random: np.random.Generator, kind: TensorKind) -> bytes:
-    end = len(data) if random.integers(2) else _head_bytes(data)
-    return bytes(data[: random.integers(0, end)])
-
-
-def _spliced(data: bytearray, random: np.random.Generator, kind: TensorKind) -> bytes:
-    """A piece taken out, or in twice."""
-    first, last = sorted(int(at) for at in random.integers(0, _head_bytes(data), 2))
-    return bytes(
-        data[:last] + data[last if random.integers(2) else first :][:]
-        if random.integers(2)
-        else data[:first] + data[last:]
-    )
-
-
-def _keys(data: bytearray, random: np.random.Generator, kind: TensorKind) -> bytes:
-    """Keys in another order, some without their value or with another's."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "m.gguf"
-        path.write_bytes(data)
-        file = read_gguf(path)
-        keys = list(file.metadata)
-        random.shuffle(keys)
-        metadata = {key: file.metadata[key] for key in keys}
-        for key in keys[: int(random.integers(0, 4))]:
-            if random.integers(3):
-                metadata[key] = VALUES[random.integers(len(VALUES))]
+    def numbers(self) -> None:
+        """Words of the header."""
+        for _ in range(1 + self._below(3)):
+            at = 4 + self._below(self.head - 4)
+            if self._below(2):
+                struct.pack_into("<I", self.data, at, EDGES[self._below(len(EDGES))])
             else:
-                del metadata[key]
-        metadata.pop("general.alignment", None)
-        tensors = [
-            TensorToWrite(t.name, t.kind, t.shape, [t.data.tobytes()])
-            for t in file.tensors.values()
-        ]
-        write_gguf(path, metadata, tensors)
-        return path.read_bytes()
+                struct.pack_into("<Q", self.data, at, LONG_EDGES[self._below(len(LONG_EDGES))])
 
+    def cut(self) -> None:
+        """The end is missing, of the weights or of the header."""
+        del self.data[self._below(len(self.data) if self._below(2) else self.head) :]
 
-def _types(data: bytearray, random: np.random.Generator, kind: TensorKind) -> bytes:
-    """Tensors of another type, known or not, and of other shapes."""
-    for _ in range(int(random.integers(1, 3))):
-        at = (
-            data.rindex(
-                b"weight", 0, int(random.integers(_head_bytes(data) - 400, _head_bytes(data)))
-            )
-            + 6
-        )
-        dimensions = struct.unpack_from("<I", data, at)[0]
-        if random.integers(2):
-            struct.pack_into("<I", data, at + 4 + 8 * dimensions, int(random.integers(0, 45)))
+    def spliced(self) -> None:
+        """A piece of the header is missing, or there twice."""
+        first, last = sorted((self._below(self.head), self._below(self.head)))
+        if self._below(2):
+            del self.data[first:last]
         else:
-            where = at + 4 + 8 * int(random.integers(max(dimensions, 1)))
-            struct.pack_into("<Q", data, where, LONG_EDGES[random.integers(len(LONG_EDGES))])
-    return bytes(data)
+            self.data[last:last] = self.data[first:last]
 
+    def keys(self) -> None:
+        """Keys in another order, some of them missing or with another's value."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "m.gguf"
+            path.write_bytes(self.data)
+            file = read_gguf(path)
+            names = list(file.metadata)
+            self.random.shuffle(names)
+            metadata = {name: file.metadata[name] for name in names}
+            for name in names[: self._below(4)]:
+                if self._below(3):
+                    metadata[name] = VALUES[self._below(len(VALUES))]
+                else:
+                    del metadata[name]
+            tensors = [
+                TensorToWrite(t.name, t.kind, t.shape, [t.data.tobytes()])
+                for t in file.tensors.values()
+            ]
+            write_gguf(path, metadata, tensors)
+            self.data = bytearray(path.read_bytes())
 
-def _scales(data: bytearray, random: np.random.Generator, kind: TensorKind) -> bytes:
-    """Numbers of weights that are none, the largest, or any."""
-    begin = _head_bytes(data)
-    for at in random.integers(begin, len(data) - 2, random.integers(1, 64)):
-        word = int(
-            random.choice([0x7C00, 0x7E00, 0xFC00, 0x7BFF, 0xFBFF, 0x7F80, random.integers(65536)])
+    def types(self) -> None:
+        """A tensor of another type, known or not, or of another shape."""
+        names = [
+            m.end() for m in re.finditer(rb"[a-z_.0-9]+\.(weight|bias)", self.data[: self.head])
+        ]
+        at = names[self._below(len(names))]
+        (dimensions,) = struct.unpack_from("<I", self.data, at)
+        if self._below(2):
+            struct.pack_into("<I", self.data, at + 4 + 8 * dimensions, self._below(45))
+        else:
+            where = at + 4 + 8 * self._below(dimensions)
+            struct.pack_into("<Q", self.data, where, LONG_EDGES[self._below(len(LONG_EDGES))])
+
+    def scales(self) -> None:
+        """Numbers among the weights that are none, the largest, or any."""
+        for at in self.random.integers(self.head, len(self.data) - 2, 1 + self._below(63)):
+            word = (0x7C00, 0x7E00, 0xFC00, 0x7BFF, 0xFBFF, 0x7F80, self._below(65536))
+            struct.pack_into("<H", self.data, int(at), word[self._below(7)])
+
+    def alignment(self) -> None:
+        """One of 0, 3, 16, 64 or another, as an integer of any type."""
+        tag, form = ((4, "<I"), (5, "<i"), (10, "<Q"), (11, "<q"))[self._below(4)]
+        value = (0, 3, 8, 16, 32, 64, 65536, 2**30)[self._below(8)]
+        key = b"general.alignment"
+        (count,) = struct.unpack_from("<Q", self.data, 16)
+        struct.pack_into("<Q", self.data, 16, count + 1)
+        packed = (
+            struct.pack("<Q", len(key)) + key + struct.pack("<I", tag) + struct.pack(form, value)
         )
-        struct.pack_into("<H", data, int(at), word)
-    return bytes(data)
+        self.data[24:24] = packed
 
 
-def _alignment(data: bytearray, random: np.random.Generator, kind: TensorKind) -> bytes:
-    """A key that says 0, 3, 16, 64 or what there is no room for, of any integer type."""
-    tag, form = ((4, "<I"), (5, "<i"), (10, "<Q"), (11, "<q"))[random.integers(4)]
-    value = int(random.choice([0, 3, 8, 16, 32, 64, 65536, 2**30]))
-    count = struct.unpack_from("<Q", data, 16)[0]
-    struct.pack_into("<Q", data, 16, count + 1)
-    key = b"general.alignment"
-    data[24:24] = (
-        struct.pack("<Q", len(key)) + key + struct.pack("<I", tag) + struct.pack(form, value)
-    )
-    return bytes(data)
+WAYS = (
+    Damage.bits,
+    Damage.numbers,
+    Damage.cut,
+    Damage.spliced,
+    Damage.keys,
+    Damage.types,
+    Damage.scales,
+    Damage.alignment,
+)
+
+
+def mutant(kind: str, seed: int) -> bytes:
+    """The file of ``kind`` that seed damages: each way in turn, then each in the next family."""
+    random = np.random.default_rng([seed, TensorKind[kind].value])
+    damage = Damage(sound(kind, FAMILIES[seed // len(WAYS) % len(FAMILIES)]), random)
+    WAYS[seed % len(WAYS)](damage)
+    return bytes(damage.data)

@@ -96,7 +96,8 @@ def sizes_like(file: GgufFile) -> ModelSizes:
     InvalidArgument
         Sizes that have no whole blocks.
     """
-    shapes = {name: tensor.shape for name, tensor in (*file.tensors.items(), *file.strange.items())}
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    shapes |= {name: tensor.shape for name, tensor in file.strange.items()}
     weights = sum(map(math.prod, shapes.values()))
     family = str(file.metadata.get("general.architecture"))
     read = Keys(file, family)
