@@ -45,7 +45,10 @@ def changed(file: GgufFile, *, without=(), tensors=(), **metadata) -> GgufFile:
     """A copy of a file with some tensors or architecture keys taken out or replaced."""
     kept = {k: t for k, t in file.tensors.items() if k not in without}
     kept |= {t.name: t for t in tensors}
-    keys = {f"{file.metadata['general.architecture']}.{k.replace('__', '.')}": v for k, v in metadata.items()}
+    keys = {
+        f"{file.metadata['general.architecture']}.{k.replace('__', '.')}": v
+        for k, v in metadata.items()
+    }
     return dataclasses.replace(file, tensors=kept, metadata=file.metadata | keys)
 
 

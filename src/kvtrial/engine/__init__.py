@@ -41,14 +41,13 @@ def load(path: Path | str) -> Model:
         Whatever is wrong in the file; see `kvtrial.engine.errors`.
     """
     from kvtrial.engine.gguf import read_gguf
-    from kvtrial.engine.synthetic import SYNTHETIC_KEY
+    from kvtrial.engine.synthetic import is_synthetic
     from kvtrial.engine.transformer import Model
 
     path = Path(path)
     with _memory_for(path):
         file = read_gguf(path)
-        synthetic = bool(file.metadata.get(SYNTHETIC_KEY, False))
-        return Model.from_gguf(file, name=path.stem, synthetic=synthetic)
+        return Model.from_gguf(file, name=path.stem, synthetic=is_synthetic(file))
 
 
 @contextlib.contextmanager

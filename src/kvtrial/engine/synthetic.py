@@ -121,6 +121,11 @@ def sizes_like(file: GgufFile) -> ModelSizes:
     )
 
 
+def is_synthetic(file: GgufFile) -> bool:
+    """Whether the file was made here: its weights are random."""
+    return file.metadata.get(SYNTHETIC_KEY) is True
+
+
 def write_synthetic(path: str | Path, name: str, sizes: ModelSizes) -> None:
     """Write a GGUF of ``sizes``, tied output; what the family has beside: biases, norms of heads."""
     write_gguf(path, _metadata(name, sizes), list(_tensors(sizes)))

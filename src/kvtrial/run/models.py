@@ -31,7 +31,8 @@ from kvtrial.engine.errors import (
     ModelsConfigInvalid,
     UnknownModel,
 )
-from kvtrial.engine.synthetic import SYNTHETIC_KEY, ModelSizes, write_synthetic
+from kvtrial.engine.synthetic import ModelSizes, write_synthetic
+from kvtrial.engine.synthetic import is_synthetic as has_random_weights
 from kvtrial.host import paths
 from kvtrial.host.files import NotText, beside, is_file, parsed_json, parsed_yaml, write_text
 from kvtrial.run import schemas
@@ -160,7 +161,7 @@ def _registered(name: str) -> dict[str, Any] | None:
 def _has_random_weights(path: Path) -> bool:
     from kvtrial.engine.gguf import read_gguf
 
-    return bool(read_gguf(path).metadata.get(SYNTHETIC_KEY, False))
+    return has_random_weights(read_gguf(path))
 
 
 def is_synthetic(name: str) -> bool:

@@ -10,7 +10,7 @@ from kvtrial.engine._weights import packed_nbytes
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.errors import ModelError, ModelNotFetched
 from kvtrial.engine.gguf import GgufFile, read_gguf
-from kvtrial.engine.synthetic import SYNTHETIC_KEY, sizes_like, write_synthetic
+from kvtrial.engine.synthetic import is_synthetic, sizes_like, write_synthetic
 from kvtrial.host import machine, paths
 from kvtrial.run import models
 
@@ -61,7 +61,7 @@ def _of_file(file: GgufFile, config: ModelConfig) -> dict[str, Any]:
     left = max(0, machine.available_memory_bytes() - weight_bytes)
     return {
         "architecture": config.architecture.name,
-        "synthetic": bool(file.metadata.get(SYNTHETIC_KEY, False)),
+        "synthetic": is_synthetic(file),
         **config.store_shape,
         "context_length": config.context_length,
         "weight_bytes": weight_bytes,

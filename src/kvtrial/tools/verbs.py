@@ -253,7 +253,9 @@ def models(args: argparse.Namespace) -> None:
 
     if args.synthetic is not None:
         made = needs.make_synthetic(args.synthetic)
-        print(f"{made}\nrandom weights in the shape of {args.synthetic}; measure it: make verdict MODEL='{made}'")
+        print(
+            f"{made}\nrandom weights in the shape of {args.synthetic}; measure it: make verdict MODEL='{made}'"
+        )
         return
     told = needs.of_registered() if args.model is None else [needs.of_model(args.model)]
     if args.json:
