@@ -36,7 +36,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph rooms test test-all \
-	test-browser test-mutation test-neon test-power-cuts test-slurm lint clean
+	test-browser test-fuzz test-mutation test-neon test-power-cuts test-slurm lint clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -113,6 +113,9 @@ test-power-cuts: setup  ## 200 power cuts a cold store, ten minutes; SEED=2 for 
 
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)
+
+test-fuzz: setup  ## read 1,000 damaged model files of each tensor kind, some minutes; SEED=1000 for others
+	@FUZZ_FILES=$(or $(FILES),1000) SEED=$(or $(SEED),0) $(PY) -m pytest $(WORKERS) tests/fuzz $(ARGS)
 
 bench: setup  ## how near attention, decode and prefill come to the machine's ceilings, beside committed figures
 	@$(PY) benchmarks/bench.py $(ARGS)

@@ -27,13 +27,14 @@ def test_each_arm_is_a_row_the_fastest_first_and_the_chosen_one_marked(verdict):
     text = summary.markdown(verdict, {})
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert rows[0] == (
-        "| arm | 512 | 4,096 | 16,384 | over K1 at 4,096 | bytes a token | KLD under | why not |"
+        "| arm | 512 | 4,096 | 16,384* | over K1 at 4,096 | bytes a token | KLD under | why not |"
     )
     assert rows[2].startswith("| **K2T** | 71.3 | 71.3 | 71.3 | 1.429 [1.4")
     assert rows[2].endswith("| 23,040 | 4e-05 | run this |")
     assert [row.split()[1] for row in rows[2:10]] == [
         "**K2T**", "K5", "K1", "K3", "K1T", "A2", "A1", "K0",
     ]  # fmt: skip
+    assert "\n\\* past the 8,192 positions that the model was trained for.\n" in text
     assert "- K0: lacks: pool" in text
     assert "- K5: quality: context 512: the mean KLD may be 0.0213" in text
 

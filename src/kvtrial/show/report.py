@@ -227,6 +227,8 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         arms=arms,
         away=[arm for arm in arms if not arm.rates and arm.state],
         contexts=answers.contexts(verdict),
+        positions=lambda context: labels.of_context(context, verdict.get("context_length")),
+        past_trained=answers.past_trained(verdict),
         primary=answers.primary_context(verdict),
         figures=[
             {

@@ -42,7 +42,7 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
     contexts = answers.contexts(verdict)
     primary = answers.primary_context(verdict)
     over = f"over {fp32}" + (f" at {primary:,}" if primary else "")
-    heads = ["arm", *(f"{c:,}" for c in contexts), over, "bytes a token", "KLD under", "why not"]
+    heads = ["arm", *answers.context_heads(verdict), over, "bytes a token", "KLD under", "why not"]
     lines += [_line(heads), _line(["---"] + ["---:"] * (len(heads) - 2) + ["---"])]
     for arm in answers.arms(verdict):
         if arm.rates:
@@ -60,6 +60,8 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
                     ]
                 )
             )
+    if past := answers.past_trained(verdict):
+        lines += ["", f"{past.replace('*', chr(92) + '*')}."]
     if language["against"]:
         lines += [
             "",

@@ -180,6 +180,7 @@ def measure(
         "layouts_differ": pair.layouts_differ,
         "model": gguf.stem,
         "synthetic": bool(loaded.synthetic),
+        "context_length": loaded.config.context_length,
         "threads": threads,
         "conformance": conformance,
         "cells": [{"context": cell["context"], **one} for cell, one in zip(cells, found)],

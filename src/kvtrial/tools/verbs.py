@@ -249,13 +249,19 @@ def candidates(args: argparse.Namespace) -> None:
 
 def models(args: argparse.Namespace) -> None:
     """kvtrial models"""
-    from kvtrial.run import models as registry
+    from kvtrial.tools import needs
 
-    for name, entry in registry.entries().items():
-        here = (paths.results_dir() / "models" / f"{name}.gguf").is_file()
+    if args.synthetic is not None:
+        made = needs.make_synthetic(args.synthetic)
         print(
-            f"{name:28} {'here' if here else 'kvtrial fetch ' + name}\n    {entry.get('note', '')}"
+            f"{made}\nrandom weights in the shape of {args.synthetic}; measure it: make verdict MODEL='{made}'"
         )
+        return
+    told = needs.of_registered() if args.model is None else [needs.of_model(args.model)]
+    if args.json:
+        _print(True, told, str)
+    else:
+        print(needs.render(told))
 
 
 def doctor(args: argparse.Namespace) -> int:

@@ -152,6 +152,8 @@ def page(name: str, verdict: dict[str, Any]) -> str:
         answers=answers.of_verdict(verdict),
         arms=answers.arms(verdict),
         contexts=answers.contexts(verdict),
+        context_heads=answers.context_heads(verdict),
+        past_trained=answers.past_trained(verdict),
         primary=answers.primary_context(verdict),
         ratio=answers.interval,
         sig=answers.significant,
