@@ -12,6 +12,8 @@ from kvtrial.registration import Cell, Protocol
 from kvtrial.run import schemas
 
 SCHEMA_NAME = "protocol.schema.yaml"
+#: Name of the protocol that shows that every stage runs, and decides nothing.
+SMOKE = "kvtrial-smoke"
 #: Of the protocol's form; what it says is named by its hash.
 VERSION = 3
 #: Version → what decides a run of it.

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtrial.measure import rotation
 from kvtrial.measure.plan import SamplingPlan, block_seed
-from kvtrial.measure.shapes import name_of
+from kvtrial.host.shapes import name_of
 from kvtrial.registration import Protocol
 from kvtrial.run.journal import Attempt
 from kvtrial.stages.common import (

@@ -221,18 +221,12 @@ def candidates(args: argparse.Namespace) -> None:
     from kvtrial.host import selection
     from kvtrial.show import tables
 
-    selected = selection.load()
+    adopted = selection.adopted()
     found = []
     for name, candidate in registry.candidates().items():
-        state = "built"
-        if candidate.not_built is not None:
-            state = f"not built: {candidate.not_built}"
-        elif name in selected.retired:
-            state = f"retired by {selected.run_id}"
-        elif name == selected.default:
-            state = f"default: {selected.origin}" if selected.run_id else "default"
-        elif name == selected.fp32:
-            state = 'default with profile="fp32"'
+        state = f"not built: {candidate.not_built}"
+        if candidate.not_built is None:
+            state = "; ".join(selection.said_of(name, adopted)) or "built"
         found.append(
             {
                 "name": name,
