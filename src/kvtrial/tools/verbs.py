@@ -283,12 +283,15 @@ def try_(args: argparse.Namespace) -> int:
     return EXIT_SLOWER if args.fail_below and tried.slower(trial, args.fail_below) else 0
 
 
-def fleet(args: argparse.Namespace) -> None:
+def fleet(args: argparse.Namespace) -> int:
     """kvtrial fleet FILE..."""
     from kvtrial.show import fleet as verdicts
 
-    rows = verdicts.table(args.files)
+    found, problems = verdicts.load_all(args.files)
+    rows = verdicts.table(found)
     _print(args.json, rows, lambda: verdicts.render(rows))
+    _say_left_out(problems)
+    return EXIT_FAILED if problems else 0
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -301,13 +304,22 @@ def compare(args: argparse.Namespace) -> None:
 
 def history(args: argparse.Namespace) -> None:
     """kvtrial history"""
+    from kvtrial.show import fleet as verdicts
     from kvtrial.tools import comparing
 
     runs = [path.parent for path in sorted(paths.results_dir().glob("*/verdict.json"))]
     if not runs:
         raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
-    found = comparing.history(runs, args.arm or ())
+    decided, problems = verdicts.load_all(runs)
+    found = comparing.history(decided, args.arm or ())
     _print_rows(args, found, comparing.told(found))
+    _say_left_out(problems)
+
+
+def _say_left_out(problems: Sequence[str]) -> None:
+    """Name on stderr what is no verdict, behind the rows that are there."""
+    for problem in problems:
+        printed.console(stderr=True).print(f"left out: {problem}", soft_wrap=True)
 
 
 def _print_rows(

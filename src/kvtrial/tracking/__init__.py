@@ -65,7 +65,7 @@ def begin_stage(run_dir: Path, stage: str) -> None:
 
 @_never_costs_a_verdict
 def end_dead(run_dir: Path) -> None:
-    """Mark what a killed process left behind as RUNNING: its stage, and the trial where no other stage is at work."""
+    """End what a killed process left RUNNING: its stage, and the trial where no other stage is at work."""
     with MlflowStore.held(run_dir) as store:
         if _end_dead_stages(store) and not any(map(_is_at_work, store.find(level="stage"))):
             store.end(store.parent_id, "KILLED", "its process died")

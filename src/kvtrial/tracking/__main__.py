@@ -77,7 +77,7 @@ def _rebuild_stage(store: MlflowStore, stage: str, table: Path) -> None:
         complete = (rows["metric"] == "attempt/complete").any()
         status = "FINISHED" if complete else "KILLED"
         if str(number) not in _logged_attempts(store, stage, status):
-            # Events have no time of day: an attempt ended when its table was written, and took what its blocks took.
+            # Events have no time of day: an attempt ended when its table was written, and took its blocks' time.
             ended = table.stat().st_mtime
             taken = float(rows.loc[rows["metric"] == "block/taken_s", "value"].sum())
             run_id = store.stage(stage, ended - taken)
