@@ -7,6 +7,8 @@ CORES ?= all
 MODEL ?=
 PROTOCOL ?=
 PROFILE ?=
+# An eligible arm for `make adopt`; FORCE=1 adopts a verdict of random weights or of a smoke run.
+STORE ?=
 FORCE ?=
 # One process of tests a core; a file's tests share what they set up, so they stay together.
 WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -19,9 +21,9 @@ SHOWN := "$${KVTRIAL_RESULTS:-results}/shown"
 ANSWER := [ ! -f $(SHOWN) ] || $(PY) -m kvtrial verdict "$$(cat $(SHOWN))" || [ $$? -eq 4 ]
 # One --config with all of them, and behind the targets: a second one would replace the first, and it takes
 # whatever follows.
-CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE)$(FORCE),--config $(if $(MODEL),model="$(MODEL)") \
+CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE)$(STORE)$(FORCE),--config $(if $(MODEL),model="$(MODEL)") \
 	$(if $(PROTOCOL),protocol="$(PROTOCOL)") $(if $(PROFILE),profile="$(PROFILE)") \
-	$(if $(FORCE),force=true))
+	$(if $(STORE),store="$(STORE)") $(if $(FORCE),force=true))
 
 # Nothing phones home.
 export DO_NOT_TRACK := 1

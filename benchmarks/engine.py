@@ -20,8 +20,8 @@ from kvtrial.engine._weights import packed_nbytes
 from kvtrial.contract import KVSession
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.synthetic import ModelSizes, write_synthetic
+from kvtrial.host.shapes import operations_a_row
 from kvtrial.measure.probes import Probes
-from kvtrial.measure.shapes import operations_a_row
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
 from kvtrial.run import models
 

@@ -171,7 +171,7 @@ def _peers(run_dir: Path) -> list[dict[str, Any]]:
 
 def _command(verdict: dict[str, Any], profile: str | None) -> str:
     """What makes the whole trial again, as the page says it."""
-    if verdict["protocol"] == "kvtrial-smoke":
+    if verdict["protocol"] == protocol.SMOKE:
         return "make smoke"
     words = ["make", "full" if profile == "full" else "verdict"]
     if verdict["model"] != DEFAULT_MODEL:

@@ -28,9 +28,9 @@ import pandas as pd
 
 from kvtrial import candidates
 from kvtrial.decision.peers import compare
-from kvtrial.host import machine
+from kvtrial.host import machine, shapes
 from kvtrial.host.files import write_text
-from kvtrial.measure import rotation, shapes
+from kvtrial.measure import rotation
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.peers import programs
 from kvtrial.run import events
