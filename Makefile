@@ -61,7 +61,7 @@ full: setup  ## the verdict, with four sessions and all cores as well
 	@$(SNAKEMAKE) report show $(CHOSEN) $(ARGS)
 	@$(ANSWER)
 
-build: setup  ## compile the kernels where they are older than their sources
+build: setup  ## compile the kernels that are older than their sources
 	@$(SNAKEMAKE) build $(ARGS)
 
 model: setup  ## fetch the model (MODEL=name for another)
@@ -70,10 +70,10 @@ model: setup  ## fetch the model (MODEL=name for another)
 report: setup  ## the verdict with its figures as one HTML page
 	@$(SNAKEMAKE) report $(CHOSEN) $(ARGS)
 
-adopt: setup  ## let `open_store()` and `kvtrial generate` obey the verdict
+adopt: setup  ## make `open_store()` and `kvtrial generate` use what was decided
 	@$(SNAKEMAKE) adopt --forcerun adopt $(CHOSEN) $(ARGS)
 
-peers:  ## other engines beside ours: installs llama.cpp, PyTorch and ONNX Runtime, then measures
+peers:  ## compare with other engines: installs llama.cpp, PyTorch and ONNX Runtime, then measures
 	@"$(PYTHON)" scripts/setup.py peers
 	@$(SNAKEMAKE) peers $(CHOSEN) $(ARGS)
 
@@ -114,7 +114,7 @@ test-power-cuts: setup  ## 200 power cuts a cold store, ten minutes; SEED=2 for 
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)
 
-bench: setup  ## how near attention, decode and prefill come to the machine's ceilings, beside committed figures
+bench: setup  ## how near attention, decode and prefill come to the machine's ceilings, with committed figures to compare
 	@$(PY) benchmarks/bench.py $(ARGS)
 
 lint: setup  ## style, types and the workflow's own checks
