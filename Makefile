@@ -63,7 +63,7 @@ full: setup  ## the verdict, with four sessions and all cores as well
 	@$(SNAKEMAKE) report show $(CHOSEN) $(ARGS)
 	@$(ANSWER)
 
-build: setup  ## compile the kernels where they are older than their sources
+build: setup  ## compile the kernels that are older than their sources
 	@$(SNAKEMAKE) build $(ARGS)
 
 model: setup  ## fetch the model (MODEL=name for another)
@@ -72,10 +72,10 @@ model: setup  ## fetch the model (MODEL=name for another)
 report: setup  ## the verdict with its figures as one HTML page
 	@$(SNAKEMAKE) report $(CHOSEN) $(ARGS)
 
-adopt: setup  ## let `open_store()` and `kvtrial generate` obey the verdict
+adopt: setup  ## make `open_store()` and `kvtrial generate` use what was decided
 	@$(SNAKEMAKE) adopt --forcerun adopt $(CHOSEN) $(ARGS)
 
-peers:  ## other engines beside ours: installs llama.cpp, PyTorch and ONNX Runtime, then measures
+peers:  ## compare with other engines: installs llama.cpp, PyTorch and ONNX Runtime, then measures
 	@"$(PYTHON)" scripts/setup.py peers
 	@$(SNAKEMAKE) peers $(CHOSEN) $(ARGS)
 
@@ -119,7 +119,7 @@ test-mutation: setup  ## break the code on purpose and see that the tests notice
 test-fuzz: setup  ## read 1,000 damaged model files of each tensor kind, some minutes; SEED=1000 for others
 	@FUZZ_FILES=$(or $(FILES),1000) SEED=$(or $(SEED),0) $(PY) -m pytest $(WORKERS) tests/fuzz $(ARGS)
 
-bench: setup  ## how near attention, decode and prefill come to the machine's ceilings, beside committed figures
+bench: setup  ## how near attention, decode and prefill come to the machine's ceilings, with committed figures to compare
 	@$(PY) benchmarks/bench.py $(ARGS)
 
 lint: setup  ## style, types and the workflow's own checks
