@@ -45,6 +45,8 @@ from kvtrial.tools.ref_build import RefBuild, at_ref
 #: Blocks of the decode: first, and at most, by their spread; and what they are to reach, of the log ratio.
 FIRST_BLOCKS, MOST_BLOCKS, HALF_WIDTH = 6, 16, 0.02
 FEWEST_BLOCKS = 2
+#: Rounds of a block against a ref: two processes are opened for it, so it is to be worth their while.
+REF_ROUNDS = 192
 #: What a block is taken to need before one was seen.
 BLOCK_S, ATTENTION_S = 5.0, 5.0
 ATTENTION_BLOCKS = 3
@@ -135,8 +137,9 @@ def measure(
     pair = _pair(name, against, against_ref)
     registered = protocol.load(paths.config_file("protocol.yaml"))
     primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
+    rounds: dict[str, Any] = {"rounds": REF_ROUNDS} if pair.built else {}
     cells: list[Cell] = [
-        {**primary, "sessions": 1, "threads": threads, "context": context}
+        {**primary, **rounds, "sessions": 1, "threads": threads, "context": context}
         for context in contexts or [primary["context"]]
     ]
     if count is not None and count < FEWEST_BLOCKS:
