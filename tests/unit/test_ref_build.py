@@ -74,7 +74,9 @@ def test_a_ref_that_does_not_build_says_the_builds_last_words(checkout, tmp_path
     project = checkout / "store" / "pyproject.toml"
     project.write_text(project.read_text().replace("wheel.cmake = false", "wheel.cmake = 7"))
     git(checkout, "commit", "-qam", "broken")
-    with pytest.raises(RefBuildFailed, match=r"kvtrial-numpy at HEAD \(\w{7}\) does not build here:\n.*7") as e:
+    with pytest.raises(
+        RefBuildFailed, match=r"kvtrial-numpy at HEAD \(\w{7}\) does not build here:\n.*7"
+    ) as e:
         ref_build.at_ref("HEAD", NAME, lambda text: None)
     assert "wheel.cmake" in str(e.value)
     assert not list((tmp_path / "results" / "refs").iterdir())  # nothing half built is left
@@ -91,13 +93,17 @@ def test_what_is_no_ref_of_a_checkout_is_named(checkout, tmp_path):
     with pytest.raises(NotACheckout, match="is no git checkout that can be read"):
         ref_build.at_ref("main", NAME, print)
     (tmp_path / "site" / "kvtrial_numpy-0.1.0.dist-info" / "direct_url.json").unlink()
-    with pytest.raises(NotACheckout, match=r"kvtrial-numpy 0\.1\.0, which was not installed from a folder"):
+    with pytest.raises(
+        NotACheckout, match=r"kvtrial-numpy 0\.1\.0, which was not installed from a folder"
+    ):
         ref_build.at_ref("main", NAME, print)
 
 
 def test_a_ref_of_another_interface_is_refused_before_it_is_built(checkout):
     refuse = functools.partial(ref_build._refuse_too_old, checkout, named="kvtrial at v1 (3f2a1bc)")
-    with pytest.raises(RefTooOld, match="does not know how two builds take turns; this build has interface"):
+    with pytest.raises(
+        RefTooOld, match="does not know how two builds take turns; this build has interface"
+    ):
         refuse(commit="HEAD", inside="")
     known = checkout / "src" / "kvtrial" / "measure" / "baton.py"
     known.parent.mkdir(parents=True)
@@ -111,7 +117,13 @@ def test_a_ref_of_another_interface_is_refused_before_it_is_built(checkout):
 
 
 def test_of_a_builds_output_the_compilers_words_are_kept():
-    said = ["Processing x", *(f"line {n}" for n in range(40)), "k.c:3: error: no", "", "[end of output]"]
+    said = [
+        "Processing x",
+        *(f"line {n}" for n in range(40)),
+        "k.c:3: error: no",
+        "",
+        "[end of output]",
+    ]
     shown = ref_build.last_words("\n".join([*said, "note: this is an issue with the package"]))
     assert shown.splitlines()[-1] == "k.c:3: error: no"
     assert len(shown.splitlines()) == 15

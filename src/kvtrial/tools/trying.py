@@ -137,9 +137,9 @@ def measure(
     pair = _pair(name, against, against_ref)
     registered = protocol.load(paths.config_file("protocol.yaml"))
     primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
-    rounds: dict[str, Any] = {"rounds": REF_ROUNDS} if pair.built else {}
+    rounds = REF_ROUNDS if pair.built else registered["rotation"]["rounds"]
     cells: list[Cell] = [
-        {**primary, **rounds, "sessions": 1, "threads": threads, "context": context}
+        {**primary, "rounds": rounds, "sessions": 1, "threads": threads, "context": context}
         for context in contexts or [primary["context"]]
     ]
     if count is not None and count < FEWEST_BLOCKS:
