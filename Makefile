@@ -1,7 +1,8 @@
 # `make` says what there is. Everything runs through `.venv/bin/python -m`, never through a script in
 # .venv/bin: the first line of a script can't hold a path with a space.
 PYTHON ?= python3
-CORES ?= 1
+# What is not timed runs side by side; measuring stages hold the machine alone.
+CORES ?= all
 # Others than config/config.yaml's: make verdict MODEL=qwen2.5-0.5b-shape
 MODEL ?=
 PROTOCOL ?=
@@ -10,7 +11,12 @@ FORCE ?=
 # One process of tests a core; a file's tests share what they set up, so they stay together.
 WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 PY := .venv/bin/python
-SNAKEMAKE := $(PY) -m snakemake --cores $(CORES)
+# Of Snakemake's own lines only which stage begins, warnings and errors; plain `snakemake` says more.
+QUIET := $(PY) -m snakemake --quiet host progress reason
+SNAKEMAKE := $(QUIET) --cores $(CORES)
+# The answer stays in sight: it is printed last. Code 4 says INCONCLUSIVE, which is a result.
+SHOWN := "$${KVTRIAL_RESULTS:-results}/shown"
+ANSWER := [ ! -f $(SHOWN) ] || $(PY) -m kvtrial verdict "$$(cat $(SHOWN))" || [ $$? -eq 4 ]
 # One --config with all of them, and behind the targets: a second one would replace the first, and it takes
 # whatever follows.
 CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE)$(FORCE),--config $(if $(MODEL),model="$(MODEL)") \
@@ -33,21 +39,27 @@ endif
 	test-browser test-mutation test-neon test-power-cuts test-slurm lint clean
 
 help:  ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 	@echo "  A single stage again:  $(PY) -m snakemake --cores 1 --forcerun m1"
 
 setup:  ## .venv with the pinned dependencies and the compiled kernels; quick when it is there
 	@"$(PYTHON)" scripts/setup.py
 
 verdict: setup  ## the answer: which KV cache this machine should run
+	@rm -f $(SHOWN)
 	@$(SNAKEMAKE) show $(CHOSEN) $(ARGS)
+	@$(ANSWER)
 
 smoke: setup  ## every stage on a tiny model, in about two minutes
-	@$(PY) -m snakemake --cores all --profile profiles/smoke report show $(ARGS)
+	@rm -f $(SHOWN)
+	@$(QUIET) --cores all --profile profiles/smoke report show $(ARGS)
+	@$(ANSWER)
 
 full: PROFILE = full
 full: setup  ## the verdict, with four sessions and all cores as well
+	@rm -f $(SHOWN)
 	@$(SNAKEMAKE) report show $(CHOSEN) $(ARGS)
+	@$(ANSWER)
 
 build: setup  ## compile the kernels where they are older than their sources
 	@$(SNAKEMAKE) build $(ARGS)

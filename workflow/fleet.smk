@@ -36,10 +36,13 @@ rule trial:
         checkout=of_machine("checkout"),
         target=of_machine("target", "verdict"),
         model=of_machine("model"),
+        scratch=of_machine("scratch", "${KVTRIAL_SCRATCH:-}"),
         results=lambda wildcards: f"{config['results']}/{wildcards.machine}",
     shell:
         "mkdir -p {params.results:q}"
         " && export KVTRIAL_RESULTS=$(cd {params.results:q} && pwd)"
+        # A variable in it is the node's own, such as $TMPDIR.
+        ' && export KVTRIAL_SCRATCH="{params.scratch}"'
         " && make -C {params.checkout:q} {params.target:q} MODEL={params.model:q} > {log:q} 2>&1"
         " && {{ {params.checkout:q}/.venv/bin/python -m kvtrial verdict --json"
         ' "$(cat "$KVTRIAL_RESULTS/shown")"'

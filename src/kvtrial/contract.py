@@ -345,6 +345,10 @@ class Profile:
     query : callable, optional
         float64 queries (..., D) → the largest absolute change of each element by rounding it for the scores;
         None where they take it as it is.
+    weights : callable, optional
+        float64 rows of V (..., D) → ``a`` (..., D): where weights are rounded, at most 32 neighbouring rows
+        together, each element of a weighted row is off by the largest weight times ``a`` among its neighbours
+        (31 rows before it to 31 behind), at most. None where they are not rounded.
     """
 
     name: str
@@ -353,6 +357,7 @@ class Profile:
     finite: bool = False
     rounded: Callable[[F32], F32] | None = None
     query: Callable[[F64], F64] | None = None
+    weights: Callable[[F64], F64] | None = None
 
     def storage_bound(self, x: npt.ArrayLike) -> F64:
         """Largest absolute change of each element of ``x`` (..., D) by storing it."""

@@ -18,6 +18,9 @@ the unit roundoff of float32, and g(m) = m u / (1 - m u), the classical bound of
    exponential and product each. The differences telescope but for their roundings, 2 u |max| each.
 4. *Sums.* Numerator and denominator are sums of N terms, g(N) each in any order, and one division.
 5. *Underflow.* A weight under 2^-126 may be flushed: N 2^-126 max |v|.
+6. *Rounded weights.* Where values are integer, the weights of at most `NEIGHBOURS` rows are rounded together. The
+   profile's ``weights`` gives a: each row then moves the output by the largest w a among the rows that may be
+   its neighbours.
 
 With weights off by factors within exp(+-e_n), in numerator and denominator, the output moves by at
 most sum p_n |v_n| (exp(e_n + max e) - 1). The largest e_n is taken over the rows that carry weight;
@@ -30,6 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import maximum_filter1d
 
 from kvtrial.contract import Profile
 
@@ -37,6 +41,8 @@ F64 = npt.NDArray[np.float64]
 
 #: Units in the last place that an exponential may be off by.
 EXP_ULPS = 4
+#: Rows whose weights may be rounded together.
+NEIGHBOURS = 32
 
 _U = 2.0**-24
 
@@ -179,7 +185,15 @@ def tolerance(
             + (weights[:, None] * (1 + factor[:, None]) * stored_value).sum(axis=0)
             + n * 2.0**-126 * magnitude.max(axis=0)
         )
+        if profile.weights is not None:
+            rounded = (weights * np.exp(np.minimum(weight_error + worst, 700.0)))[:, None]
+            bound[head] += _largest_nearby(rounded * profile.weights(values)).sum(axis=0)
     return bound
+
+
+def _largest_nearby(x: F64) -> F64:
+    """Of each element of a column of x (N, D), the largest among the rows less than `NEIGHBOURS` from it."""
+    return maximum_filter1d(x, 2 * NEIGHBOURS - 1, axis=0, mode="nearest")
 
 
 def _gamma(roundings: int) -> float:

@@ -193,6 +193,7 @@ class Protocol(TypedDict):
     name: str
     page_tokens: int
     candidates: list[str]
+    timed_in_full: list[str]
     control: NotRequired[Control]
     cells: list[Cell]
     rotation: Rotation

@@ -16,9 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_one_trial_a_machine_class_is_planned(tmp_path: Path):
     fleet = tmp_path / "fleet.yaml"
-    machines = {
+    machines: dict[str, dict] = {
         "epyc": {"checkout": "/opt/kvtrial", "cpus": 64, "machine_type": "c2d-standard-112"},
-        "graviton": {"checkout": "/opt/kvtrial", "cpus": 32, "machine_type": "m7g.8xlarge"},
+        "graviton": {
+            "checkout": "/opt/kvtrial",
+            "cpus": 32,
+            "machine_type": "m7g.8xlarge",
+            "scratch": "$TMPDIR/cold",
+        },
     }
     fleet.write_text(yaml.safe_dump({"machines": machines}), encoding="utf-8")
     done = subprocess.run(
@@ -41,3 +46,5 @@ def test_one_trial_a_machine_class_is_planned(tmp_path: Path):
         assert f"machine_type={machine['machine_type']}" in done.stdout
         assert f"/kvtrial/results/{name}" in done.stdout
     assert done.stdout.count("make -C /opt/kvtrial verdict") == len(machines)
+    for scratch in ("$TMPDIR/cold", "${KVTRIAL_SCRATCH:-}"):
+        assert done.stdout.count(f'KVTRIAL_SCRATCH="{scratch}"') == 1

@@ -112,7 +112,6 @@ def test_a_killed_run_goes_on_by_the_same_command(snakemake, tmp_path):
     shown = snakemake(*SMOKE, "show")
     assert (results / "shown").read_text().strip() == path.parent.name
     assert shown.returncode == 0
-    assert answer in shown.stdout
 
 
 @pytest.mark.slow

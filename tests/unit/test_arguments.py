@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from trial_events import REGISTERED, flat, trial
+from trial_events import REGISTERED, flat, row, trial, with_rows
 
 import kvtrial
 from kvtrial.cold import Identity, open_cold
@@ -409,6 +409,18 @@ def test_a_verdict_needs_a_table_of_events() -> None:
     for column in ("stage", "protocol_sha256", "binary_sha256"):
         with pytest.raises(InvalidArgument, match=rf"no column {column};"):
             kvtrial.decide(events.drop(columns=[column]), REGISTERED)
+
+
+def test_a_verdict_is_of_a_run_that_is_known() -> None:
+    events = trial(flat(**BASE))
+    of_run = events["stage"] == "run"
+    with pytest.raises(InvalidArgument, match="run/run_id, run/model, run/machine in stage run"):
+        kvtrial.decide(events[~of_run], REGISTERED)
+    nameless = events[~(of_run & (events["metric"] == "run/model"))]
+    with pytest.raises(InvalidArgument, match="events say no run/model in stage run"):
+        kvtrial.decide(nameless, REGISTERED)
+    with pytest.raises(InvalidArgument, match="usable_cpus is 'two'; allowed: 1 or more"):
+        kvtrial.decide(with_rows(events, [row("run", "run/usable_cpus", text="two")]), REGISTERED)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from kvtrial.hot import native
 from kvtrial.measure.cold import aftermath, crash, pagecache, restore
 from kvtrial.measure.stores import shape_of
 from kvtrial.run import events
+from kvtrial.run.layout import ConfigError
+from kvtrial.stages import cold_tier
 
 SHAPE = {"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 32}
 ROWS = 100
@@ -74,6 +77,25 @@ def test_every_arm_does_the_same_work_with_the_same_syncs(spec):
     assert values["Z1", "cold/restore_binding_ms", 0] >= 0
     frame = events.to_frame(events.event(**row) for row in rows)
     assert len(frame) == len(rows)
+
+
+def test_the_disk_that_is_measured_is_the_one_that_is_named(tmp_path, monkeypatch):
+    stage = SimpleNamespace(run_dir=tmp_path / "results" / "run-a")
+    with cold_tier.scratch(stage) as folder:
+        assert folder == tmp_path / "results" / "run-a" / "cold-scratch"
+    monkeypatch.setenv("KVTRIAL_SCRATCH", str(tmp_path / "disk"))
+    left = tmp_path / "disk" / "run-a" / "cold-scratch" / "left"
+    left.mkdir(parents=True)
+    with cold_tier.scratch(stage) as folder:
+        assert folder == left.parent and list(folder.iterdir()) == []
+    assert not folder.exists()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KVTRIAL_SCRATCH", str(tmp_path / "file"))
+    with (
+        pytest.raises(ConfigError, match=r"run-a.* let KVTRIAL_SCRATCH name"),
+        cold_tier.scratch(stage),
+    ):
+        pass
 
 
 def test_a_cold_time_is_given_only_where_the_cache_was_seen_to_be_dropped(spec, monkeypatch):

@@ -109,8 +109,8 @@ def test_a_slow_arm_takes_part_in_every_eighth_round() -> None:
             rows.append({**at, "metric": f"calibrate/{metric}", "value": value})
     cell = {"context": 4096, "sessions": 1, "threads": 1}
     found = estimate._rotation_block_s(Speed(rows), protocol, cell, ["K0", "K1"], 9)
-    # K1 alone is fast: 4 + 64 steps; K0 makes two that show that it is slow, and 64 / 8.
-    steps = 68 * 0.010 + (2 + 8) * 0.100
+    # K1 alone is fast: 4 + 64 steps; K0 makes 64 / 8.
+    steps = 68 * 0.010 + 8 * 0.100
     assert found == pytest.approx(2.25 + 2 + steps + oracle_s(2, 4096))
 
 

@@ -403,11 +403,26 @@ def test_a_slow_arm_comes_last_in_every_fourth_round_with_the_rows_that_it_misse
     assert steps["K1"] == [0, 1, 2, 3, 5, 6, 7]  # not in the round after a slow one
     shifts = [r["value"] for r in rows if r["metric"] == "m2/logits_shift"]
     assert len(shifts) == 2 * len(slow) and max(shifts) < 0.1
+    # Opened first of all; then K1 alone in the rounds of the warm-up and four counted ones.
     at_work = [name for name in asked if name]
-    warm = at_work.index(slow[0], len(names))  # the first round takes everybody
-    assert set(at_work[:warm][len(names) + 12 : warm]) <= {"K1"}
+    warmup = spec_of(run, names)["rotation"]["warmup_rounds"]
+    assert at_work[len(names) :].index(slow[0]) == warmup + 4
     errors = [r["value"] for r in rows if r["metric"] in ("m2/output_error", "m2/row_error")]
     assert errors and max(errors) <= 1
+
+
+def test_a_block_that_finds_out_who_is_slow_does_the_work_of_one_that_was_told(run, monkeypatch):
+    """Equal bytes in every block: the steps that showed it are undone."""
+    monkeypatch.setattr(block.rotation, "slow_arms", lambda step_ns, ratio: ["A2"])
+    found, told = (
+        {
+            (row["candidate"], row["metric"]): row["text"]
+            for row in block.measure(spec_of(run, ["K1", "A2"], slow=slow), lambda arm: None)
+            if row["metric"] in ("output_xxh3", "rows_xxh3")
+        }
+        for slow in (None, ["A2"])
+    )
+    assert len(found) == 4 and found == told
 
 
 def test_an_arm_that_was_interrupted_is_not_taken_for_slow(monkeypatch):

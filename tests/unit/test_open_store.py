@@ -263,9 +263,9 @@ def test_a_store_that_no_page_fits_in_is_said_and_not_asked_for_ever() -> None:
 class NativeRows(ctypes.Structure):
     """``kv_rows`` of native/kv_rows.h."""
 
-    _fields_ = (
-        ("element_bytes", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("row_bytes", "first_unfit", "write", "read")),
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in ("row_bytes", "first_unfit", "write", "read", "fill", "key_offset")
     )
 
 
@@ -287,7 +287,9 @@ def rows_of_another(name: bytes = KV_ROWS, row_bytes: int | None = None, **field
         ctypes.string_at(_held(fp32_rows.FP32.rows(), KV_ROWS), ctypes.sizeof(NativeRows))
     )
     if row_bytes is not None:
-        told = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(lambda head_dim: row_bytes)
+        told = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(
+            lambda format, head_dim: row_bytes
+        )
         _kept.append(told)
         rows.row_bytes = ctypes.cast(told, ctypes.c_void_p)
     for field, value in fields.items():
@@ -313,11 +315,6 @@ def test_the_native_half_of_a_format_is_taken_as_it_is() -> None:
         ({"row_bytes": 0}, "takes 0 bytes at head_dim 8; allowed: 1 to"),
         ({"row_bytes": -64}, "takes -64 bytes"),
         ({"row_bytes": 2**60}, f"takes {2**60} bytes"),
-        ({"row_bytes": 28}, "an element of format fp32 takes 4 bytes, a row 28"),
-        ({"row_bytes": 33}, "takes 4 bytes, a row 33"),
-        ({"element_bytes": -4}, "takes -4 bytes"),
-        ({"element_bytes": 2**60}, f"takes {2**60} bytes"),
-        ({"element_bytes": 2}, "in_place with elements of 2 bytes"),
         *(({name: None}, "lacks a function") for name in ("first_unfit", "write", "read")),
         ({"name": b"other.rows"}, "rows of format fp32 gives .*named 'kvtrial.kv_rows'"),
     ],
@@ -352,8 +349,6 @@ def test_a_native_half_that_does_not_load_says_why(what: str) -> None:
         ("profile", "fp32"),
         ("rows", 5),
         ("kernel", None),
-        ("transposed", "no"),
-        ("in_place", 1),
     ],
 )
 def test_a_format_s_fields_are_of_their_kinds(field: str, value: Any) -> None:
@@ -361,9 +356,15 @@ def test_a_format_s_fields_are_of_their_kinds(field: str, value: Any) -> None:
         dataclasses.replace(fp32_rows.FP32, **{field: value})
 
 
-def test_halves_are_not_written_where_they_lie() -> None:
-    with pytest.raises(InvalidArgument, match="fp16 is in_place with elements of 2 bytes"):
-        paged(dataclasses.replace(fp16_rows.FP16, in_place=True))
+def test_only_floats_are_written_where_they_lie() -> None:
+    def slots(format: Any) -> list[Any]:
+        with contextlib.closing(paged(format)) as store:
+            session = store.open_session()
+            return [session.reserve_slot(0, np.array([0], np.int64))]
+
+    assert slots(fp32_rows.FP32) != [None]
+    lent = dataclasses.replace(fp32_rows.FP32, rows=lambda: rows_of_another(key_offset=None))
+    assert slots(lent) == slots(fp16_rows.FP16) == [None]
 
 
 @pytest.mark.parametrize("value", ["kvtrial.nowhere:X", "kvtrial.hot.formats:GROUP"])

@@ -70,11 +70,16 @@ def test_the_page_fetches_nothing_and_says_the_verdict(run_dir: Path) -> None:
     run, language, cold = (
         said.index(question) for question in ("What to run", "Which language", "Which cold store")
     )
-    assert run < language < cold < said.index("How fast each arm decodes") < said.index("The arms")
-    assert said[run:].startswith("What to run K2T (FP16) K2T (fp16) decodes 1.43x as fast as K1")
+    # The picture comes right behind the first answer, so that a phone's first screen has both.
+    assert run < said.index("How fast each arm decodes") < language < cold < said.index("The arms")
+    assert said[run:].startswith(
+        "What to run K2T (FP16) 1.43x K1's speed at 4,096 (1.42 to 1.44, 4 blocks) 71.3 tokens/s at 4,096 "
+        "positions 23,040 bytes of cache a token K2T (fp16) decodes 1.43x as fast as K1"
+    )
     assert said[language:].startswith("Which language KEEP (ruled out): K1 K3 runs at 1.000x")
     assert said[cold:].startswith("Which cold store undecided stage cold_tier has no complete")
-    assert "K2T (FP16) 71.3 71.3 71.3 1.429 [1.4" in said
+    assert "K2T (FP16) Paged, fused SIMD, FP16 rows, K transposed 71.3 71.3 71.3 1.429 [1.4" in said
+    assert " to to " not in said  # an empty interval is a dash
     assert "&lt;here &amp; now&gt;" in page  # what a machine calls itself is escaped
     assert "m2 1,503 (1,200)" in page  # seconds taken, and estimated
 
@@ -229,7 +234,7 @@ def test_a_tail_is_named_with_the_median_of_the_rounds(
     ]
     slow |= {"tail": "K3", "median_ratio": 1.0421}
     said = text_of(write(tmp_path, {**verdict, "contrasts": contrasts}, trial(steady(**ARMS))))
-    assert re.search(r"K3 / K1 4,096 1 1 primary \S+ \S+ to \S+ 1\.0421 K3 ", said)
+    assert re.search(r"K3 / K1 4,096 1 1 primary \S+ \S+ to \S+ 1\.042 K3 ", said)
     assert not re.search(r"K3 / A1 4,096 1 1 primary \S+ \S+ to \S+ \S+ K3 ", said)
 
 
@@ -265,6 +270,78 @@ def test_the_registered_prefix_alone_is_in_the_figure_of_restores_one_dot_a_bloc
     assert drawn is not None
     dots = [line.get_ydata().tolist() for line in drawn.axes[0].get_lines()]
     assert dots == [[], [51.0, 51.0], [51.0, 51.0]]
+
+
+def test_the_pairs_that_decide_stand_apart_from_the_others(run_dir: Path) -> None:
+    page = (run_dir / "report.html").read_text()
+    deciding = text_of(
+        "<body>" + page[page.index("caption-deciding") : page.index("All other pairs")]
+    )
+    assert re.findall(r"K3 / (\S+?) (?:\(layouts differ\) )?4,096", deciding) == [
+        "K0", "A1", "A2", "K1", "K1T"
+    ]  # fmt: skip
+    assert "K4 /" not in deciding  # not tested
+
+
+def test_each_table_has_a_caption_and_names_its_columns_and_rows(run_dir: Path) -> None:
+    page = (run_dir / "report.html").read_text()
+    tables = re.findall(r"<table>.*?</table>", page, flags=re.DOTALL)
+    assert len(tables) > 8
+    for own in tables:
+        assert own.count("<caption") == 1
+        body = own[own.index("<tbody>") :]
+        assert body.count('scope="row"') == body.count("<tr")
+        assert re.findall(r"<th(?! scope)", own.replace("<thead", "")) == []
+
+
+def test_a_crash_is_counted_in_words_and_not_as_a_median_of_flags(
+    tmp_path: Path, verdict: dict[str, Any]
+) -> None:
+    """Two of three rounds of Z1 kept what they had promised; all of Z2's did."""
+    outcomes = {"Z1": [1.0, 0.0, 1.0], "Z2": [1.0, 1.0]}
+    rows = [
+        row("cold_tier", "cold/crash_recovered", candidate=name, index=i, value=value, text="kill")
+        for name, values in outcomes.items()
+        for i, value in enumerate(values)
+    ]
+    figures = {"Z1": {"crash_recovered": 1.0, "restore_warm_ms": 3.14159}}
+    told = {**verdict, "cold": {**verdict["cold"], "figures": figures}}
+    said = text_of(write(tmp_path, told, with_rows(trial(steady(**ARMS)), rows)))
+    assert (
+        "Z1: all acknowledged pages were there after 2 of 3 crash rounds; "
+        "Z2: all acknowledged pages were there after 2 of 2 crash rounds." in said
+    )
+    assert "restore warm, ms 3.14" in said and "crash_" not in said
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance of ``#rrggbb``, by WCAG 2.2."""
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+def test_marks_have_the_contrast_that_graphics_need_and_none_is_told_by_hue_alone() -> None:
+    for colour in style.PALETTE:
+        assert 1.05 / (_luminance(colour) + 0.05) >= 3.0, colour
+    looks = [style.look(name) for name in candidates.candidates() if name != "C0"]
+    markers = [look["marker"] for look in looks]
+    assert len(set(markers)) == len(markers)
+
+
+def test_a_phone_has_one_panel_below_the_other_and_the_deciding_one_first(
+    verdict: dict[str, Any],
+) -> None:
+    with style.stacked():
+        drawn = arms.draw(verdict, tables.to_frame([]))
+    assert drawn is not None
+    titles = [axis.get_title().partition(",")[0] for axis in drawn.axes]
+    assert titles[0] == "4" and len(titles) == 3
+    assert "decides" in drawn.axes[0].get_title()
+    boxes = [axis.get_subplotspec().rowspan.start for axis in drawn.axes]
+    assert boxes == [0, 1, 2]
+    for axis in drawn.axes:  # each has the names
+        assert axis.get_yticklabels()[-1].get_text() == "K2T, run this"
 
 
 def test_other_engines_are_shown_where_they_were_measured(run_dir: Path) -> None:

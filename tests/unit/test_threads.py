@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from kvtrial import candidates
 from kvtrial.engine import prefill
+from kvtrial.engine.errors import DecoderInUse
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import Model
 
@@ -66,3 +68,37 @@ def test_a_prefill_has_the_same_bits_on_any_number_of_threads(name, activations,
         return [logits.tobytes(), *(row.tobytes() for row in rows)]
 
     assert run(3) == run(1)
+
+
+def test_a_decoder_amid_a_step_takes_no_second_one():
+    """Of another thread or of its own region; the step goes on, and its logits are those of a step alone."""
+    model = Model.from_gguf(read_gguf(TINY))
+    store = model.open_store("K1", tokens=8, sessions=3)
+    first, second, alone = (store.open_session() for _ in range(3))
+    decoder = model.decoder()
+    expected = decoder.step([alone], [5]).tobytes()
+    refused: list[type[Exception]] = []
+
+    def step() -> None:
+        try:
+            decoder.step([second], [7])
+        except Exception as error:
+            refused.append(type(error))
+
+    attention = decoder.scheduler.regions.attention
+
+    def intruded(layer: int) -> None:
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        step()
+        attention(layer)
+
+    decoder.scheduler.regions.attention = intruded
+    assert decoder.step([first], [5]).tobytes() == expected
+    assert refused == [DecoderInUse] * 2 * model.config.layers
+    assert [second.length(layer) for layer in range(model.config.layers)] == [0] * (
+        model.config.layers
+    )
+    decoder.scheduler.regions.attention = attention
+    assert decoder.step([second], [5]).tobytes() == expected

@@ -20,7 +20,7 @@ rule verdict:
 
 
 rule show:
-    """Print the verdict, whether it was there or not: this rule has no output, so it always runs."""
+    """Name the run whose verdict `make` prints when all is done: without an output, so it always runs."""
     input:
         verdict=RUN.verdict,
     log:
@@ -34,6 +34,4 @@ rule show:
     message:
         "show: {params.run_id}"
     shell:
-        # Code 4 says INCONCLUSIVE, which is a result.
-        "{{ python -m kvtrial verdict {params.run_id:q} 2> {log:q} || [ $? -eq 4 ]; }}"
-        " && echo {params.run_id:q} > {params.shown:q}"
+        "echo {params.run_id:q} > {params.shown:q} 2> {log:q}"

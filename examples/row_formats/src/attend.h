@@ -1,5 +1,6 @@
-/* A kernel for any format whose rows `read` gives back: each row is decoded once, for all query heads of its
-   group. Included with `read` as a constant, so that it is inlined. */
+/* A format of rows that lie one after the other, from the functions that write one and read it back; and a
+   kernel for it: each row is decoded once, for all query heads of its group. `read` is a constant of the
+   kernel, so that it is inlined. */
 #ifndef ATTEND_H
 #define ATTEND_H
 
@@ -12,7 +13,7 @@
 
 #define LARGEST_PAGE 64
 
-typedef void (*read_fn)(float *row, const unsigned char *at, int64_t step, int64_t head_dim);
+typedef void (*read_fn)(float *row, const unsigned char *at, int64_t head_dim);
 
 /* The page's rows that are valid and inside the span, a bit each. */
 static inline uint64_t rows_of(const kv_span *span, int64_t page)
@@ -47,7 +48,7 @@ static inline void soften(const kv_span *span, int query, uint64_t rows, float *
     span->sum[query] = span->sum[query] * keep + sum;
 }
 
-static inline __attribute__((always_inline)) int attend(const kv_span *span, int64_t element, read_fn read)
+static inline __attribute__((always_inline)) int attend(const kv_span *span, read_fn read)
 {
     float row[KV_MAX_HEAD_DIM], scores[KV_MAX_GROUP][LARGEST_PAGE];
     int64_t dim = span->head_dim, tile = span->page_tokens * span->row_bytes;
@@ -68,7 +69,7 @@ static inline __attribute__((always_inline)) int attend(const kv_span *span, int
             for (int t = 0; t < span->page_tokens; t++) {
                 if (!(rows >> t & 1))
                     continue; /* its bytes may be anything */
-                read(row, keys + t * span->row_bytes, element, dim);
+                read(row, keys + t * span->row_bytes, dim);
                 for (int g = 0; g < span->group; g++) {
                     const float *q = span->q + (query + g) * dim;
                     float dot = 0;
@@ -82,7 +83,7 @@ static inline __attribute__((always_inline)) int attend(const kv_span *span, int
             for (int t = 0; t < span->page_tokens; t++) {
                 if (!(rows >> t & 1))
                     continue;
-                read(row, keys + tile + t * span->row_bytes, element, dim);
+                read(row, keys + tile + t * span->row_bytes, dim);
                 for (int g = 0; g < span->group; g++) {
                     float *output = span->output + (query + g) * dim;
                     for (int64_t d = 0; d < dim; d++)
@@ -93,5 +94,23 @@ static inline __attribute__((always_inline)) int attend(const kv_span *span, int
     }
     return 0;
 }
+
+/* NAME_rows and NAME_attend. */
+#define ROWS_OF(name, row_bytes, first_unfit, write_row, read_row) \
+    static void write(const kv_rows *format, const kv_tiles *tiles, unsigned char *at, int64_t token, \
+                      const float *k, const float *v) \
+    { \
+        write_row(at + kv_key_row(tiles, token), k, tiles->head_dim); \
+        write_row(at + kv_value_row(tiles, token), v, tiles->head_dim); \
+    } \
+    static void read(const kv_rows *format, const kv_tiles *tiles, const unsigned char *at, int64_t token, \
+                     float *k, float *v) \
+    { \
+        read_row(k, at + kv_key_row(tiles, token), tiles->head_dim); \
+        read_row(v, at + kv_value_row(tiles, token), tiles->head_dim); \
+    } \
+    const kv_rows name##_rows = { \
+        .row_bytes = row_bytes, .first_unfit = first_unfit, .write = write, .read = read}; \
+    int name##_attend(const kv_span *span) { return attend(span, read_row); }
 
 #endif

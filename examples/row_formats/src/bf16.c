@@ -1,13 +1,13 @@
 /* bf16 rows: the upper half of each float32, rounded to nearest even. */
 #include "attend.h"
 
-static int64_t row_bytes(int64_t head_dim)
+static int64_t row_bytes(const kv_rows *format, int64_t head_dim)
 {
     return (head_dim + 15) / 16 * 32; /* whole vectors; the padding may hold anything */
 }
 
 /* From here on a float32 rounds to infinity. */
-static int64_t first_unfit(const float *values, int64_t n)
+static int64_t first_unfit(const kv_rows *format, const float *values, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         if (fabsf(values[i]) >= 0x1.ffp127f && isfinite(values[i]))
@@ -15,7 +15,7 @@ static int64_t first_unfit(const float *values, int64_t n)
     return -1;
 }
 
-static void write_row(unsigned char *at, int64_t step, const float *row, int64_t head_dim)
+static void write_row(unsigned char *at, const float *row, int64_t head_dim)
 {
     for (int64_t i = 0; i < head_dim; i++) {
         uint32_t bits;
@@ -23,23 +23,18 @@ static void write_row(unsigned char *at, int64_t step, const float *row, int64_t
         uint16_t kept = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
         if (isnan(row[i]))
             kept = (uint16_t)(bits >> 16 | 0x40); /* rounding could make an infinity of it */
-        memcpy(at + i * step, &kept, 2);
+        memcpy(at + i * 2, &kept, 2);
     }
 }
 
-static inline void read_row(float *row, const unsigned char *at, int64_t step, int64_t head_dim)
+static inline void read_row(float *row, const unsigned char *at, int64_t head_dim)
 {
     for (int64_t i = 0; i < head_dim; i++) {
         uint16_t kept;
-        memcpy(&kept, at + i * step, 2);
+        memcpy(&kept, at + i * 2, 2);
         uint32_t bits = (uint32_t)kept << 16;
         memcpy(row + i, &bits, 4);
     }
 }
 
-const kv_rows bf16_rows = {2, row_bytes, first_unfit, write_row, read_row};
-
-int bf16_attend(const kv_span *span)
-{
-    return attend(span, 2, read_row);
-}
+ROWS_OF(bf16, row_bytes, first_unfit, write_row, read_row)

@@ -5,12 +5,12 @@
 #define BLOCK 32
 #define BLOCK_BYTES 20
 
-static int64_t row_bytes(int64_t head_dim)
+static int64_t row_bytes(const kv_rows *format, int64_t head_dim)
 {
     return (head_dim + BLOCK - 1) / BLOCK * BLOCK_BYTES;
 }
 
-static int64_t first_unfit(const float *values, int64_t n)
+static int64_t first_unfit(const kv_rows *format, const float *values, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         if (!isfinite(values[i]))
@@ -18,7 +18,7 @@ static int64_t first_unfit(const float *values, int64_t n)
     return -1;
 }
 
-static void write_row(unsigned char *at, int64_t step, const float *row, int64_t head_dim)
+static void write_row(unsigned char *at, const float *row, int64_t head_dim)
 {
     for (int64_t first = 0; first < head_dim; first += BLOCK, at += BLOCK_BYTES) {
         int64_t n = head_dim - first < BLOCK ? head_dim - first : BLOCK;
@@ -37,7 +37,7 @@ static void write_row(unsigned char *at, int64_t step, const float *row, int64_t
     }
 }
 
-static inline void read_row(float *row, const unsigned char *at, int64_t step, int64_t head_dim)
+static inline void read_row(float *row, const unsigned char *at, int64_t head_dim)
 {
     for (int64_t first = 0; first < head_dim; first += BLOCK, at += BLOCK_BYTES) {
         int64_t n = head_dim - first < BLOCK ? head_dim - first : BLOCK;
@@ -51,9 +51,4 @@ static inline void read_row(float *row, const unsigned char *at, int64_t step, i
     }
 }
 
-const kv_rows q4_rows = {0, row_bytes, first_unfit, write_row, read_row};
-
-int q4_attend(const kv_span *span)
-{
-    return attend(span, 0, read_row);
-}
+ROWS_OF(q4, row_bytes, first_unfit, write_row, read_row)

@@ -35,7 +35,7 @@ def judge(events: pd.DataFrame, protocol: Protocol) -> dict[str, Any]:
     baseline, comparison = rules["baseline"], rules["comparison"]
     tables = read(events)
     profile_of = facts.by_candidate(events, "candidate/profile")
-    trained = facts.of_run(events)["context_length"]
+    trained = facts.context_length(events)
     left_out = skipped(events, protocol)
     held = [context for context in contexts(protocol) if context not in left_out]
     found = {

@@ -34,7 +34,7 @@ def judge(
 
     ``in_parity`` is what `kvtrial.decision.parity.judge` gave.
     """
-    trained = facts.of_run(events)["context_length"]
+    trained = facts.context_length(events)
     tables, skipped = parity.read(events), parity.skipped(events, protocol)
     reference = protocol["parity"]["comparison"]
     in_doubt = in_parity["candidates"].get(reference, {}).get("reasons")

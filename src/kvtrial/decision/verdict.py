@@ -96,7 +96,7 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
     Raises
     ------
     InvalidArgument
-        ``events`` is no such table, or has no row.
+        ``events`` is no such table, has no row, or does not say which run it is of.
     MixedProtocol
         An event carries another protocol's hash.
     ProtocolError
@@ -112,7 +112,7 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
     of_run = facts.of_run(events)
     chosen, attempts = validity.first_complete_attempts(events)
     trials = validity.judge(chosen, protocol)
-    measured = Measured(trials.valid_rows, protocol, of_run["profile"], of_run["usable_cpus"])
+    measured = Measured(trials.valid_rows, protocol, of_run.profile, of_run.usable_cpus)
     layouts = Layouts(chosen)
     parity_result = parity.judge(chosen, protocol)
     quality_result = quality.judge(chosen, protocol, parity_result)
@@ -123,8 +123,11 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
     hot = language.decide(measured, reasons, layouts, protocol, open_because)
     decision = protocol["decision"]
     data = {
-        **{key: of_run[key] for key in ("run_id", "model", "shape", "synthetic", "machine")},
-        "measured": of_run["measured"],
+        **{
+            key: getattr(of_run, key)
+            for key in ("run_id", "model", "shape", "synthetic", "machine")
+        },
+        "measured": of_run.measured,
         "build_id": _build_id(events),
         "protocol_sha256": protocol_sha256,
         "protocol": protocol["name"],
@@ -154,7 +157,7 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
         "attempts": attempts,
         "validity": trials.summary,
         "skipped": _skipped(chosen),
-        "hypotheses": attribution.hypotheses(measured, of_run["shape"], layouts, protocol),
+        "hypotheses": attribution.hypotheses(measured, of_run.shape, layouts, protocol),
         "control": attribution.control(trials, protocol),
         "direct_write": attribution.direct_write(chosen, trials, protocol),
     }

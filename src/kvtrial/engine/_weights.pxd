@@ -4,14 +4,13 @@ cdef extern from "panels.h" nogil:
     enum:
         BLOCK "KV_BLOCK"
         PANEL_ROWS "KV_PANEL_ROWS"
-        Q4_1_BYTES "KV_Q4_1_BYTES"
-        Q8_0_BYTES "KV_Q8_0_BYTES"
     ctypedef struct Activation "kv_activation":
         Py_ssize_t cols
         const float* values
         const int8_t* bytes
         const float* pairs
         const float* sums
+        const float* halves
 
 
 # A panel, or eight rows row_bytes apart (0: one row, eight times over), with n <= KV_DOT_VECTORS vectors.
@@ -42,14 +41,14 @@ cdef struct Product:
 cdef class Matrix:
     cdef readonly str name
     cdef readonly str kind
-    cdef readonly Py_ssize_t rows, cols, row_bytes, block_bytes
+    cdef readonly Py_ssize_t rows, cols, row_bytes
+    cdef readonly int form
     cdef const uint8_t[::1] _bytes
     cdef const uint8_t* data
     cdef dot8_t quantised_dot8
     cdef dot8_t float_dot8
 
-    cdef object _copied(self, const uint8_t[::1] data, object room)
-    cdef void _dequantise_panels_row(self, Py_ssize_t row, float* out) noexcept nogil
+    cdef object _copied(self, const uint8_t[::1] data, Py_ssize_t file_row_bytes, object room, int threads)
     cdef void dequantise_row(self, Py_ssize_t row, float* out) noexcept nogil
     cdef Product product(self, const Target* targets, bint quantised) noexcept nogil
 
@@ -62,12 +61,13 @@ cdef class Activations:
     cdef int8_t[:, ::1] bytes
     cdef float[:, ::1] pairs
     cdef float[:, ::1] sums
+    cdef float[:, ::1] halves
     cdef Activation* items
 
     cdef void prepare(self, Py_ssize_t n) noexcept nogil
 
 
-cdef void quantise_block(const float* x, int8_t* out, float* pair) noexcept nogil
+cdef void quantise_unit(const float* x, int8_t* out, float* pair, float* halves) noexcept nogil
 
 
 cdef void multiply(

@@ -1,7 +1,8 @@
 """Weights, and products with them.
 
-A `Matrix` stays quantised: Q8_0 and Q4_1 are packed once into panels of eight rows (panels.h), F16
-and F32 stay as they lie in the file. `dequantise` writes rows as float32 (embedding rows, GEMM tiles of
+A `Matrix` stays quantised: it is packed once, from whatever kind the file has (units.h), into panels of eight
+rows in one of five forms (panels.h), and no weight moves. F16 and F32 stay as they lie in the file, BF16 becomes
+F32. `dequantise` writes rows as float32 (embedding rows, GEMM tiles of
 the prefill); the decode multiplies the weights directly, with float32 activations or with activations
 quantised per block of 32 to int8. Eight rows are summed at a time; a row's sum is made in one order
 whatever the number of threads or the batch, so results are bitwise the same.
@@ -37,24 +38,25 @@ cdef extern from "quants.h" nogil:
 cdef extern from "panels.h" nogil:
     enum:
         DOT_VECTORS "KV_DOT_VECTORS"
-    void kv_pack_q4_1(
-        const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks, uint8_t* panel
-    ) noexcept
-    void kv_pack_q8_0(
-        const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks, uint8_t* panel
-    ) noexcept
-    void kv_dot8_q4_1_bytes(
-        const uint8_t* panel, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
-    ) noexcept
-    void kv_dot8_q8_0_bytes(
-        const uint8_t* panel, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
-    ) noexcept
-    void kv_dot8_q4_1_floats(
-        const uint8_t* panel, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
-    ) noexcept
-    void kv_dot8_q8_0_floats(
-        const uint8_t* panel, Py_ssize_t row_bytes, const Activation* x, Py_ssize_t n, float* sums
-    ) noexcept
+        KINDS "KV_KINDS"
+    ctypedef struct Form "kv_form":
+        const char* name
+        int units
+        int bytes
+        dot8_t with_bytes
+        dot8_t with_floats
+        void (*row)(const uint8_t* panel, int r, Py_ssize_t units, float* out) noexcept nogil
+    ctypedef int (*pack_t "kv_pack_fn")(
+        const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t units, uint8_t* panel
+    ) noexcept nogil
+    ctypedef struct Kind "kv_kind":
+        const char* name
+        int form
+        int units
+        int bytes
+        pack_t pack
+    const Form* FORMS "kv_forms"
+    const Kind* ALL_KINDS "kv_kinds"
 
 cdef enum:
     TASKS_PER_THREAD = 4
@@ -191,12 +193,30 @@ cdef void multiply(
     parallel_for(_run_task, &job, tasks, threads)
 
 
+cdef const Kind* _kind_of(str name) except? NULL:
+    """The record of a quantised kind; NULL for those that have no blocks."""
+    cdef int i
+    for i in range(KINDS):
+        if ALL_KINDS[i].name == name.encode():
+            return ALL_KINDS + i
+    return NULL
+
+
+def form_of(str kind):
+    """What a kind is packed into: the name of a form of panels.h, ``F32`` or ``F16``."""
+    cdef const Kind* found = _kind_of(kind)
+    if found == NULL:
+        return "F32" if kind == "BF16" else kind
+    return FORMS[found.form].name.decode()
+
+
 def packed_nbytes(str kind, Py_ssize_t rows, Py_ssize_t cols):
-    """Bytes that a matrix takes in memory: whole panels of Q8_0 and Q4_1, rows of F32 and F16."""
+    """Bytes that a matrix of a kind takes in memory: whole panels, or rows of F32 and F16."""
+    cdef const Kind* found = _kind_of(kind)
     cdef Py_ssize_t whole = (rows + PANEL_ROWS - 1) // PANEL_ROWS * PANEL_ROWS
-    if kind in ("F32", "F16"):
-        return rows * cols * (4 if kind == "F32" else 2)
-    return whole * (cols // BLOCK) * (Q4_1_BYTES if kind == "Q4_1" else Q8_0_BYTES)
+    if found == NULL:
+        return rows * cols * (2 if kind == "F16" else 4)
+    return whole * (cols // (BLOCK * FORMS[found.form].units)) * FORMS[found.form].bytes
 
 
 cdef class Activations:
@@ -211,6 +231,7 @@ cdef class Activations:
         self.bytes = np.zeros((batch, max(cols, 1)), np.int8)
         self.pairs = np.zeros((batch, max(2 * blocks, 1)), np.float32)
         self.sums = np.zeros((batch, max(blocks, 1)), np.float32)
+        self.halves = np.zeros((batch, max(2 * blocks, 1)), np.float32)
         self.items = <Activation*> calloc(batch, sizeof(Activation))
         if self.items == NULL:
             raise MemoryError(f"no memory for {batch} activations")
@@ -220,6 +241,7 @@ cdef class Activations:
             self.items[b].bytes = &self.bytes[b, 0]
             self.items[b].pairs = &self.pairs[b, 0]
             self.items[b].sums = &self.sums[b, 0]
+            self.items[b].halves = &self.halves[b, 0]
 
     def __dealloc__(self):
         free(self.items)
@@ -232,21 +254,26 @@ cdef class Activations:
             for i in range(self.cols // BLOCK):
                 x = &self.values[b, i * BLOCK]
                 if self.quantised:
-                    quantise_block(x, &self.bytes[b, i * BLOCK], &self.pairs[b, 2 * i])
+                    quantise_unit(
+                        x, &self.bytes[b, i * BLOCK], &self.pairs[b, 2 * i], &self.halves[b, 2 * i]
+                    )
                 else:
                     self.sums[b, i] = q_sum(
                         q_add(
                             q_add(q_load(x), q_load(x + 8)), q_add(q_load(x + 16), q_load(x + 24))
                         )
                     )
+                    self.halves[b, 2 * i] = q_sum(q_add(q_load(x), q_load(x + 8)))
+                    self.halves[b, 2 * i + 1] = q_sum(q_add(q_load(x + 16), q_load(x + 24)))
 
 
-cdef void quantise_block(const float* x, int8_t* out, float* pair) noexcept nogil:
-    """A block (32,) as bytes, and pair: OUT scale, scale * sum of the bytes. A value that is not finite
-    makes the scale NaN, so that it surfaces in every logit instead of as a wrong number."""
+cdef void quantise_unit(const float* x, int8_t* out, float* pair, float* halves) noexcept nogil:
+    """A unit (32,) as bytes; pair: OUT scale, scale * sum of the bytes; halves: OUT scale * sum of 16 bytes each.
+    A value that is not finite makes the scale NaN, so that it surfaces in every logit instead of as a wrong number."""
     cdef q_f32x8 a, largest = q_set(0), spread = q_set(0)
     cdef float peak, scale, inverse
-    cdef int i, total = 0
+    cdef int i
+    cdef int[2] total = [0, 0]
     for i in range(0, BLOCK, 8):
         a = q_load(x + i)
         spread = q_fma(a, q_set(0), spread)  # NaN for NaN and inf, else 0
@@ -256,105 +283,141 @@ cdef void quantise_block(const float* x, int8_t* out, float* pair) noexcept nogi
     scale = peak / 127 if peak > 1e-30 else 0
     inverse = 1 / scale if scale > 0 and isfinite(scale) else 0
     for i in range(0, BLOCK, 8):
-        total += q_round_i8x8(q_mul(q_load(x + i), q_set(inverse)), out + i)
+        total[i // 16] += q_round_i8x8(q_mul(q_load(x + i), q_set(inverse)), out + i)
     scale += q_sum(spread)
     pair[0] = scale
-    pair[1] = scale * total
+    pair[1] = scale * (total[0] + total[1])
+    halves[0] = scale * total[0]
+    halves[1] = scale * total[1]
 
 
-ctypedef void (*pack_t)(
-    const uint8_t* rows, Py_ssize_t row_bytes, Py_ssize_t n, Py_ssize_t blocks, uint8_t* panel
-) noexcept nogil
+cdef struct _Packing:
+    pack_t pack  # NULL: BF16, or rows that are copied as they are
+    const uint8_t* rows
+    Py_ssize_t row_bytes, n_rows, units, packed_row_bytes
+    uint8_t* out
+    int left  # an offset was none that fp16 holds
+
+
+cdef void _pack_panel(void* context, int64_t panel) noexcept nogil:
+    """Eight rows into a panel, or as they are."""
+    cdef _Packing* job = <_Packing*> context
+    cdef Py_ssize_t row = panel * PANEL_ROWS, n = min(<Py_ssize_t> PANEL_ROWS, job.n_rows - row), i
+    cdef const uint8_t* rows = job.rows + row * job.row_bytes
+    cdef uint8_t* out = job.out + row * job.packed_row_bytes
+    if job.pack != NULL:
+        if job.pack(rows, job.row_bytes, n, job.units, out):
+            job.left = 1  # whoever sets it sets the same
+    elif job.packed_row_bytes == job.row_bytes:
+        memcpy(out, rows, n * job.row_bytes)
+    else:
+        for i in range(n * job.row_bytes // 2):  # the upper half of a float32, which is little endian
+            out[4 * i] = out[4 * i + 1] = 0
+            out[4 * i + 2] = rows[2 * i]
+            out[4 * i + 3] = rows[2 * i + 1]
 
 
 cdef class Matrix:
-    """A weight matrix (rows, cols) in a format of GGUF; Q8_0 and Q4_1 in panels.
+    """A weight matrix (rows, cols) of a kind of GGUF, those with blocks in panels.
 
     Parameters
     ----------
     name : str
-    kind : {"F32", "F16", "Q8_0", "Q4_1"}
+    kind : str
+        The name of a `kvtrial.engine.kinds.TensorKind`.
     rows, cols : int
-        ``cols`` is a multiple of 32 for Q8_0 and Q4_1.
+        ``cols`` is a multiple of the kind's block.
     data : uint8 (nbytes,)
         As the file has it; may be read-only. It is copied.
     room : uint8 (packed_nbytes,), optional
         Where the weights are copied to; made here where it is not given.
+    threads : int
+        That pack it.
 
     Attributes
     ----------
-    block_bytes : int
-        Bytes of a block of 32 weights, 0 for F32 and F16.
+    form : int
+        Index in panels.h's forms; -1 for F32 and F16.
+
+    Raises
+    ------
+    ValueError
+        A kind, shape or size that is none.
+    OverflowError
+        An offset of a block is past what fp16 holds.
     """
 
     def __cinit__(
-        self, str name, str kind, Py_ssize_t rows, Py_ssize_t cols, const uint8_t[::1] data, room=None
+        self, str name, str kind, Py_ssize_t rows, Py_ssize_t cols, const uint8_t[::1] data, room=None,
+        int threads=1,
     ):
+        cdef const Kind* blocks = _kind_of(kind)
+        cdef Py_ssize_t unit = 1, in_file
         self.name = name
         self.kind = kind
         self.rows = rows
         self.cols = cols
-        if kind == "F32":
-            self.row_bytes = 4 * cols
+        self.form = -1
+        if blocks != NULL:
+            self.form = blocks.form
+            unit = BLOCK * blocks.units
+            self.quantised_dot8 = FORMS[self.form].with_bytes
+            self.float_dot8 = FORMS[self.form].with_floats
+        elif kind in ("F32", "BF16"):
             self.quantised_dot8 = self.float_dot8 = _dot8_f32
         elif kind == "F16":
-            self.row_bytes = 2 * cols
             self.quantised_dot8 = self.float_dot8 = _dot8_f16
-        elif kind == "Q8_0":
-            self.block_bytes = Q8_0_BYTES
-            self.quantised_dot8 = kv_dot8_q8_0_bytes
-            self.float_dot8 = kv_dot8_q8_0_floats
-        elif kind == "Q4_1":
-            self.block_bytes = Q4_1_BYTES
-            self.quantised_dot8 = kv_dot8_q4_1_bytes
-            self.float_dot8 = kv_dot8_q4_1_floats
         else:
-            raise ValueError(f"{name} has kind {kind!r}; allowed: F32, F16, Q8_0, Q4_1")
-        if rows < 1 or cols < 1 or (self.block_bytes and cols % BLOCK):
+            names = [ALL_KINDS[i].name.decode() for i in range(KINDS)]
+            raise ValueError(f"{name} has kind {kind!r}; allowed: F32, F16, BF16, {', '.join(names)}")
+        if rows < 1 or cols < 1 or cols % unit:
             raise ValueError(
-                f"{name} has shape ({rows}, {cols}); {kind} needs at least one row and, in blocks "
-                f"of {BLOCK}, whole rows"
+                f"{name} has shape ({rows}, {cols}); {kind} needs at least one row, and rows of whole blocks "
+                f"of {unit}"
             )
-        if self.block_bytes:
-            self.row_bytes = cols // BLOCK * self.block_bytes
-        if data.shape[0] != rows * self.row_bytes:
+        if blocks == NULL:
+            in_file = cols * (4 if kind == "F32" else 2)
+            self.row_bytes = cols * (2 if kind == "F16" else 4)
+        else:
+            in_file = cols // unit * blocks.bytes
+            self.row_bytes = cols // (BLOCK * FORMS[self.form].units) * FORMS[self.form].bytes
+        if data.shape[0] != rows * in_file:
             raise ValueError(
                 f"{name} has {data.shape[0]} bytes; {kind} of shape ({rows}, {cols}) takes "
-                f"{rows * self.row_bytes}"
+                f"{rows * in_file}"
             )
-        self._bytes = self._copied(data, room)
+        if threads < 1:
+            raise ValueError(f"threads is {threads}; give at least 1")
+        self._bytes = self._copied(data, in_file, room, threads)
         self.data = &self._bytes[0]
 
-    cdef object _copied(self, const uint8_t[::1] data, object room):
-        """A file's rows in memory of one's own, Q8_0 and Q4_1 as panels: a file that is written to or
-        cut while its map is read would change the weights, or end the process by SIGBUS."""
-        cdef Py_ssize_t nbytes = packed_nbytes(self.kind, self.rows, self.cols), panel, row, n
-        cdef pack_t pack = kv_pack_q4_1 if self.block_bytes == Q4_1_BYTES else kv_pack_q8_0
-        cdef uint8_t[::1] panels = np.empty(nbytes, np.uint8) if room is None else room
-        if panels.shape[0] != nbytes:
+    cdef object _copied(self, const uint8_t[::1] data, Py_ssize_t file_row_bytes, object room, int threads):
+        """A file's rows in memory of one's own, blocks as panels: a file that is written to or cut while its map
+        is read would change the weights, or end the process by SIGBUS."""
+        cdef Py_ssize_t nbytes = packed_nbytes(self.kind, self.rows, self.cols)
+        cdef uint8_t[::1] packed = np.empty(nbytes, np.uint8) if room is None else room
+        cdef const Kind* blocks = _kind_of(self.kind)
+        cdef _Packing job
+        if packed.shape[0] != nbytes:
             raise ValueError(
-                f"room for {self.name} has {panels.shape[0]} bytes; it takes {nbytes}"
+                f"room for {self.name} has {packed.shape[0]} bytes; it takes {nbytes}"
             )
-        if not self.block_bytes:
-            with nogil:
-                memcpy(&panels[0], &data[0], nbytes)
-            return panels
+        job.pack = NULL if blocks == NULL else blocks.pack
+        job.rows, job.row_bytes, job.n_rows = &data[0], file_row_bytes, self.rows
+        job.units, job.packed_row_bytes, job.out = self.cols // BLOCK, self.row_bytes, &packed[0]
+        job.left = 0
         with nogil:
-            for panel in range((self.rows + PANEL_ROWS - 1) // PANEL_ROWS):
-                row = panel * PANEL_ROWS
-                n = min(<Py_ssize_t> PANEL_ROWS, self.rows - row)
-                pack(
-                    &data[row * self.row_bytes], self.row_bytes, n, self.cols // BLOCK,
-                    &panels[row * self.row_bytes],
-                )
-        return panels
+            parallel_for(_pack_panel, &job, (self.rows + PANEL_ROWS - 1) // PANEL_ROWS, threads)
+        if job.left:
+            raise OverflowError(f"{self.name} has offsets past what FP16 holds")
+        return packed
 
     cdef Product product(self, const Target* targets, bint quantised) noexcept nogil:
         cdef Product p
         p.weights = self.data
         p.rows = self.rows
         p.row_bytes = self.row_bytes
-        p.panels = self.block_bytes > 0
+        p.panels = self.form >= 0
         p.dot8 = self.quantised_dot8 if quantised else self.float_dot8
         p.targets = targets
         return p
@@ -362,38 +425,14 @@ cdef class Matrix:
     cdef void dequantise_row(self, Py_ssize_t row, float* out) noexcept nogil:
         cdef const uint8_t* at = self.data + row * self.row_bytes
         cdef Py_ssize_t c
-        if self.block_bytes:
-            self._dequantise_panels_row(row, out)
+        if self.form >= 0:
+            c = row % PANEL_ROWS
+            FORMS[self.form].row(at - c * self.row_bytes, c, self.cols // BLOCK, out)
         elif self.row_bytes == 4 * self.cols:
             memcpy(out, at, self.row_bytes)
         else:
             for c in range(self.cols):
                 out[c] = q_half(at + 2 * c)
-
-    cdef void _dequantise_panels_row(self, Py_ssize_t row, float* out) noexcept nogil:
-        cdef Py_ssize_t lane = row % PANEL_ROWS, _b
-        cdef const uint8_t* block = self.data + (row - lane) * self.row_bytes
-        cdef const uint8_t* codes
-        cdef float scale, offset
-        cdef int s, i
-        for _b in range(self.cols // BLOCK):
-            scale = q_half(block + 2 * lane)
-            if self.block_bytes == Q4_1_BYTES:
-                offset = q_half(block + 2 * (PANEL_ROWS + lane))
-                codes = block + 4 * PANEL_ROWS + 4 * lane
-                for s in range(4):
-                    for i in range(4):
-                        out[4 * s + i] = scale * (codes[i] & 15) + offset
-                        out[16 + 4 * s + i] = scale * (codes[i] >> 4) + offset
-                    codes += 4 * PANEL_ROWS
-            else:
-                codes = block + 2 * PANEL_ROWS + 4 * lane
-                for s in range(8):
-                    for i in range(4):
-                        out[4 * s + i] = scale * <int8_t> codes[i]
-                    codes += 4 * PANEL_ROWS
-            block += self.block_bytes * PANEL_ROWS
-            out += BLOCK
 
     def dequantise(self, Py_ssize_t start, Py_ssize_t stop, float[:, ::1] out):
         """Rows [start, stop) as float32 into ``out`` (at least stop - start, cols)."""
@@ -431,7 +470,7 @@ cdef class Matrix:
         ----------
         x : float32 (n, cols)
         quantised : bool
-            Quantise x per block of 32 first (Q8_0 and Q4_1; F16 and F32 weights take x as it is).
+            Quantise x per 32 first, for weights in panels; F16 and F32 take x as it is.
         threads : int
 
         Returns

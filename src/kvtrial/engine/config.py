@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM, InvalidArgument, shown
+from kvtrial.engine import support
 from kvtrial.engine.architecture import ARCHITECTURES, Architecture
-from kvtrial.engine.errors import GgufInvalid, UnsupportedArchitecture
+from kvtrial.engine.errors import GgufInvalid
 from kvtrial.engine.gguf import GgufFile
 
 
@@ -96,14 +97,17 @@ class ModelConfig:
 
         Raises
         ------
-        UnsupportedArchitecture
-            Another architecture, RoPE scaling of another kind, or partial rotation.
+        UnsupportedArchitecture, TokenizerUnsupported
+            All that does not run of the file; see `kvtrial.engine.support`.
         GgufInvalid
             A key is missing, of the wrong type, or contradicts another.
         MissingTensor
             No embedding.
         """
-        read = _Keys(file, file.architecture)
+        shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+        support.refuse(file.path, file.metadata, shapes)
+        architecture = ARCHITECTURES[file.metadata["general.architecture"]]
+        read = _Keys(file, architecture.name)
         embedding = file.tensor("token_embd.weight").shape
         if len(embedding) != 2:
             raise GgufInvalid(
@@ -113,7 +117,7 @@ class ModelConfig:
         hidden = read.integer("embedding_length")
         head_dim = read.integer("attention.key_length", hidden // q_heads)
         config = cls(
-            architecture=ARCHITECTURES[file.architecture],
+            architecture=architecture,
             layers=read.integer("block_count"),
             q_heads=q_heads,
             kv_heads=read.integer("attention.head_count_kv", q_heads),
@@ -125,7 +129,7 @@ class ModelConfig:
             rms_eps=read.number("attention.layer_norm_rms_epsilon"),
             context_length=read.integer("context_length"),
             tied="output.weight" not in file.tensors,
-            rope_factor=_rope_factor(file, read),
+            rope_factor=_rope_factor(read),
             attention_factor=read.number("rope.scaling.attn_factor", 1.0),
         )
         config._check(file, read)
@@ -141,23 +145,13 @@ class ModelConfig:
             raise GgufInvalid(
                 f"{file.path}: head_dim is {self.head_dim}; allowed: even, up to {MAX_HEAD_DIM}"
             )
-        if read.integer("attention.value_length", self.head_dim) != self.head_dim:
-            raise UnsupportedArchitecture(f"{file.path}: K and V of different head_dim do not run")
-        if (rotated := read.integer("rope.dimension_count", self.head_dim)) != self.head_dim:
-            raise UnsupportedArchitecture(
-                f"{file.path}: RoPE turns {rotated} of {self.head_dim} dimensions; allowed: all"
-            )
+        for key in ("attention.value_length", "rope.dimension_count"):
+            read.integer(key, self.head_dim)  # another number was refused, another type was not
 
 
-def _rope_factor(file: GgufFile, read: _Keys) -> float:
+def _rope_factor(read: _Keys) -> float:
     """What positions are divided by; 1 where they are not scaled."""
-    scaling = read.raw("rope.scaling.type")
-    if scaling is not None and not (isinstance(scaling, str) and scaling in ("none", "linear")):
-        raise UnsupportedArchitecture(
-            f"{file.path}: RoPE scaling {shown(scaling)} does not run here; allowed: none, linear, and factors in "
-            "rope_freqs.weight; use a model with one of these"
-        )
-    if scaling == "none":
+    if read.raw("rope.scaling.type") == "none":
         return 1.0
     for key in ("rope.scaling.factor", "rope.scale_linear"):  # the second is of old files
         value = read.raw(key)

@@ -67,5 +67,9 @@ class UnknownToken(ModelError, LookupError):
     """A token id outside the vocabulary."""
 
 
+class DecoderInUse(ModelError):
+    """A decoder was asked for a step amid another one: by a second thread, or by one of its own regions."""
+
+
 class NonFiniteLogits(ModelError):
     """The model gave NaN or infinity: no token can be chosen from it."""

@@ -12,7 +12,7 @@ the file's size. Decided where the specification leaves room:
 - ``general.alignment`` is a power of two from 8 to 65536, of any integer type; 32 when absent.
 - Arrays of arrays, tensors of no or more than four dimensions and empty dimensions are refused.
 - Bytes after the last tensor (padding or not) are ignored.
-- NaN and infinite weights are refused when the file is read, not where they surface in a logit.
+- NaN and infinite weights are refused as a tensor is loaded, not where they surface in a logit.
 """
 
 from __future__ import annotations
@@ -30,16 +30,14 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvtrial.engine.architecture import ARCHITECTURES
+from kvtrial.engine import support
 from kvtrial.engine.errors import (
     GgufInvalid,
     GgufTruncated,
     MissingTensor,
     NonFiniteWeight,
-    UnsupportedArchitecture,
-    UnsupportedTensorType,
 )
-from kvtrial.engine.kinds import OTHERS, TensorKind
+from kvtrial.engine.kinds import TensorKind
 from kvtrial.host.files import beside
 
 U8 = npt.NDArray[np.uint8]
@@ -86,17 +84,6 @@ class GgufFile:
     #: The map that the tensors lie in, and the file as it was mapped.
     mapped: mmap.mmap | None = field(default=None, repr=False)
     found: os.stat_result | None = field(default=None, repr=False)
-
-    @property
-    def architecture(self) -> str:
-        """``general.architecture``, one of ``ARCHITECTURES``; else `UnsupportedArchitecture`."""
-        name = self.metadata.get("general.architecture")
-        if not isinstance(name, str) or name not in ARCHITECTURES:
-            raise UnsupportedArchitecture(
-                f"{self.path}: general.architecture is {name!r}; "
-                f"allowed: {', '.join(ARCHITECTURES)}"
-            )
-        return name
 
     def tensor(self, name: str) -> GgufTensor:
         """The tensor of that name; else `MissingTensor`."""
@@ -260,10 +247,62 @@ def read_gguf(path: str | Path) -> GgufFile:
         Foreign magic, version or byte order; contradictory records.
     UnsupportedTensorType
         Tensors of kinds that are not in `TensorKind`; the message has all of them.
-    NonFiniteWeight
-        NaN or infinity among the weights or block scales.
     """
     path = Path(path)
+    head = _read_head(path)
+    if head.strange:
+        support.refuse(path, head.metadata, head.shapes, head.strange)
+    tensors = _map_tensors(path, head)
+    return GgufFile(
+        path,
+        head.version,
+        head.alignment,
+        head.metadata,
+        tensors,
+        len(head.mapped),
+        head.mapped,
+        head.found,
+    )
+
+
+class _Record(NamedTuple):
+    name: str
+    kind: TensorKind
+    shape: tuple[int, ...]
+    nbytes: int
+    offset: int
+
+
+class _Head(NamedTuple):
+    """All but the weights, which begin at ``start``; ``strange`` has the names of tensors by the number of a
+    type that does not run."""
+
+    version: int
+    alignment: int
+    metadata: dict[str, Any]
+    records: dict[str, _Record]
+    strange: dict[int, list[str]]
+    start: int
+    mapped: mmap.mmap
+    found: os.stat_result
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {record.name: record.shape for record in self.records.values()}
+
+
+def read_shape(path: str | Path) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Metadata, and shapes of tensors by name, of a file of any tensor types; its weights are not touched.
+
+    Raises
+    ------
+    GgufTruncated, GgufInvalid
+    """
+    head = _read_head(Path(path))
+    return head.metadata, head.shapes
+
+
+def _read_head(path: Path) -> _Head:
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         if found.st_size == 0:
@@ -288,13 +327,8 @@ def read_gguf(path: str | Path) -> GgufFile:
         if record.name in records:
             raise cursor.invalid("is there twice")
         records[record.name] = record
-    if strange:
-        raise _unsupported(path, strange)
     start = -(-cursor.at // alignment) * alignment
-    tensors = _map_tensors(path, mapped, start, records)
-    for tensor in tensors.values():
-        check_finite(tensor, path)
-    return GgufFile(path, version, alignment, metadata, tensors, len(mapped), mapped, found)
+    return _Head(version, alignment, metadata, records, strange, start, mapped, found)
 
 
 def check_finite(tensor: GgufTensor, path: Path | str = "") -> None:
@@ -324,14 +358,6 @@ def check_finite(tensor: GgufTensor, path: Path | str = "") -> None:
 _EXPONENTS = {TensorKind.F32: ("<u4", 0x7F800000), TensorKind.BF16: ("<u2", 0x7F80)}
 
 
-class _Record(NamedTuple):
-    name: str
-    kind: TensorKind
-    shape: tuple[int, ...]
-    nbytes: int
-    offset: int
-
-
 def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
     magic = cursor.data[:4]
     if magic != MAGIC[: len(magic)]:
@@ -357,19 +383,6 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
             f"{path}: general.alignment is {value!r}; allowed: a power of two from 8 to 65536"
         )
     return int(value)
-
-
-def _unsupported(path: Path, strange: Mapping[int, list[str]]) -> UnsupportedTensorType:
-    """All that stands in the way, and the ways out."""
-    met = (
-        f"{OTHERS.get(number, f'type {number}')} ({len(names)} tensors, such as {names[0]!r})"
-        for number, names in sorted(strange.items())
-    )
-    return UnsupportedTensorType(
-        f"{path}: has tensors of {', '.join(met)}; allowed: {', '.join(k.name for k in TensorKind)}. Convert it "
-        "by llama.cpp's `llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0`, or better from its F16 "
-        "original; or measure its shape with random weights: see synthetic in config/models.yaml"
-    )
 
 
 def _read_record(cursor: _Cursor, alignment: int, strange: dict[int, list[str]]) -> _Record:
@@ -399,9 +412,8 @@ def _read_record(cursor: _Cursor, alignment: int, strange: dict[int, list[str]])
     return _Record(name, kind, shape, weights // kind.block_size * kind.block_bytes, offset)
 
 
-def _map_tensors(
-    path: Path, mapped: mmap.mmap, start: int, records: dict[str, _Record]
-) -> dict[str, GgufTensor]:
+def _map_tensors(path: Path, head: _Head) -> dict[str, GgufTensor]:
+    records, start, mapped = head.records, head.start, head.mapped
     end, before = 0, ""
     for record in sorted(records.values(), key=lambda r: r.offset):
         if record.offset < end:

@@ -1,7 +1,7 @@
 """Prefill: many positions at once, through blocked matrix products.
 
-With activations quantised, Q8_0 and Q4_1 weights are multiplied on integers (`_panels.pyx`), as the
-decode does. All else goes through BLAS in float32, weights dequantised a tile at a time, so that the
+With activations quantised, weights in panels are multiplied on integers (`_panels.pyx`), as the decode does.
+All else goes through BLAS in float32, weights dequantised a tile at a time, so that the
 model is never in memory as float32.
 """
 
@@ -131,7 +131,7 @@ class Prefill:
         """out (n, rows) = x (n, cols) @ matrix.T for each (matrix, out)."""
         taken = False
         for matrix, out in products:
-            if self._quads is None or not matrix.block_bytes:
+            if self._quads is None or matrix.form < 0:
                 self._tiles.multiply(x, matrix, out)
                 continue
             if not taken:

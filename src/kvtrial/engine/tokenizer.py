@@ -13,7 +13,7 @@ Decided where files and peers differ:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,6 +44,29 @@ _TEKKEN_SPLIT = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACE
 )
 
+# DeepSeek LLM parts what the pattern before has left: line ends, words of the letters that it lists, signs, the
+# last white space, Chinese, Japanese and Korean, digits.
+_DEEPSEEK_LETTERS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
+    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481"
+    "\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b"
+    "\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b"
+    "\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb"
+    "\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128"
+    "\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4"
+    "\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_DEEPSEEK_SPLITS = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}+",
+)
+
 
 def _gpt2() -> Any:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -53,10 +76,11 @@ def _digits() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _split(pattern: str) -> Any:
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+def _split(*patterns: str) -> Any:
+    """Each pattern parts what the one before has left whole or cut out."""
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([split, plain])
+    return pre_tokenizers.Sequence([*splits, plain])
 
 
 class _Pre(NamedTuple):
@@ -69,6 +93,7 @@ class _Pre(NamedTuple):
 
 
 PRE_TOKENIZERS = {
+    "deepseek-llm": _Pre(partial(_split, *_DEEPSEEK_SPLITS)),
     "gpt-2": _Pre(_gpt2),
     "llama-bpe": _Pre(partial(_split, _LLAMA3_SPLIT), whole_words=True, add_bos=True),
     "qwen2": _Pre(partial(_split, _QWEN2_SPLIT)),
@@ -87,6 +112,19 @@ def byte_tokens() -> list[str]:
 
 #: SentencePiece's token of a byte.
 _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def unsupported(metadata: Mapping[str, Any]) -> list[str]:
+    """What of a file's tokenizer does not run: each key, its value and what is allowed."""
+    allowed = {"model": [BYTE_LEVEL, SENTENCEPIECE]}
+    if metadata.get("tokenizer.ggml.model") == BYTE_LEVEL:
+        allowed["pre"] = sorted(PRE_TOKENIZERS)
+    found = []
+    for key, names in allowed.items():
+        value = metadata.get(f"tokenizer.ggml.{key}")
+        if not isinstance(value, str) or value not in names:
+            found.append(f"tokenizer.ggml.{key} is {shown(value)}; allowed: {', '.join(names)}")
+    return found
 
 
 class Tokenizer:
@@ -111,7 +149,8 @@ class Tokenizer:
             Tokens, types, scores or merges that contradict each other.
         """
         self._file = file
-        self._refuse_unsupported()
+        if found := unsupported(file.metadata):
+            raise TokenizerUnsupported(f"{file.path}: {'; '.join(found)}")
         self._tokens = self._strings("tokens")
         self.vocab_size = len(self._tokens)
         self.bos_id = self._special_id("bos")
@@ -241,18 +280,6 @@ class Tokenizer:
                 f"{self.vocab_size} tokens"
             )
         return value
-
-    def _refuse_unsupported(self) -> None:
-        self._one_of("model", [BYTE_LEVEL, SENTENCEPIECE])
-        if self._get("model") == BYTE_LEVEL:
-            self._one_of("pre", sorted(PRE_TOKENIZERS))
-
-    def _one_of(self, key: str, allowed: list[str]) -> None:
-        value = self._get(key)
-        if not isinstance(value, str) or value not in allowed:
-            raise TokenizerUnsupported(
-                f"{self._file.path}: tokenizer.ggml.{key} is {shown(value)}; allowed: {', '.join(allowed)}"
-            )
 
     def _special_id(self, kind: str) -> int | None:
         value = self._get(f"{kind}_token_id")

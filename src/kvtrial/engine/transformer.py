@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +35,7 @@ from kvtrial.contract import (
 )
 from kvtrial.engine._regions import Scratch
 from kvtrial.engine.config import ModelConfig
-from kvtrial.engine.errors import NonFiniteLogits, UnknownToken, UnsupportedArchitecture
+from kvtrial.engine.errors import DecoderInUse, NonFiniteLogits, UnknownToken
 from kvtrial.engine.gguf import GgufFile
 from kvtrial.engine.prefill import Prefill
 from kvtrial.engine.scheduler import Regions, Scheduler
@@ -48,8 +48,6 @@ CHUNK = 512
 MAX_BATCH = 1024
 #: Positions whose logits are made at a time where all are asked for.
 LOGITS_ROWS = 64
-# Tensors that some files of these architectures have beside those that are used here.
-_CHANGES_OUTPUT = re.compile(r"\.bias$|\.scale$|_norm\.weight$|^rope_")
 
 
 @dataclass(frozen=True)
@@ -118,15 +116,10 @@ class Model:
 
         Raises
         ------
-        UnsupportedArchitecture, GgufInvalid, MissingTensor
+        UnsupportedArchitecture, TokenizerUnsupported, GgufInvalid, MissingTensor
         """
         config = ModelConfig.from_gguf(file)
         weights = load_weights(file, config)
-        if changing := [name for name in weights.unused if _CHANGES_OUTPUT.search(name)]:
-            raise UnsupportedArchitecture(
-                f"{file.path}: {', '.join(changing[:8])} would change the output and do not run here "
-                f"in {config.architecture.name}; use a model without them"
-            )
         if weights.unused:
             warnings.warn(
                 f"{file.path}: {len(weights.unused)} tensors that {config.architecture.name} does not "
@@ -347,7 +340,7 @@ class Decoder:
 
     Weights are read once a step for all sessions, attention is per session. A session's logits and
     rows are bitwise the same in any batch, with any number of threads, and by either way into the
-    cache.
+    cache. Its scratch and its logits are those of one step: it belongs to one thread at a time.
 
     Attributes
     ----------
@@ -376,6 +369,7 @@ class Decoder:
         self._attended = [self._scratch.attended[b] for b in range(batch)]
         self._scale = model.config.attention_scale
         self._sessions: Sequence[KVSession] = ()
+        self._in_step = threading.Lock()  # taken or refused, never waited for: see `step`
         self.scheduler = Scheduler(
             Regions(self._embed, self._project, self._attention, self._feed_forward, self._head),
             model.config.layers,
@@ -406,7 +400,19 @@ class Decoder:
         KVError
             From a store; rows of the unfinished step are dropped in every session.
         UnknownToken
+        DecoderInUse
+            It is in a step already. It doesn't wait: whoever takes turns overwrites the other's logits.
         """
+        if not self._in_step.acquire(blocking=False):
+            raise DecoderInUse(
+                "this decoder is in a step already; make one for each thread by model.decoder()"
+            )
+        try:
+            return self._step(sessions, ids)
+        finally:
+            self._in_step.release()
+
+    def _step(self, sessions: Sequence[KVSession], ids: Sequence[int] | I64) -> F32:
         if not isinstance(sessions, Sequence):
             raise InvalidArgument(f"sessions is {shown(sessions)}; give a list of sessions")
         tokens = self.model._checked_ids(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,14 +14,14 @@ from kvtrial.engine._weights import Matrix, packed_nbytes
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.errors import GgufInvalid, NonFiniteWeight
 from kvtrial.engine.gguf import GgufFile, GgufTensor, check_finite
-from kvtrial.engine.kinds import KEPT, kept
+from kvtrial.host import machine
 
 HUGE_PAGE = 2 << 20
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the regions multiply with, in memory of one's own; quantised matrices are packed."""
+    """What the regions multiply with, in memory of one's own; those with blocks are packed."""
 
     embedding: Matrix
     layers: tuple[Layer, ...]
@@ -41,6 +41,8 @@ def load_weights(file: GgufFile, config: ModelConfig) -> Weights:
         Named; the file itself is whole.
     GgufInvalid
         A tensor of another shape than the metadata says.
+    NonFiniteWeight
+        NaN or infinity among weights or scales.
     """
     take = _Taker(file)
     c, family = config, config.architecture
@@ -93,6 +95,7 @@ class _Taker:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.taken: set[str] = set()
+        self._threads = machine.usable_cpus()
         sizes = [_room_nbytes(t) for t in file.tensors.values() if len(t.shape) == 2]
         self._room = _huge_pages(sum(sizes))
 
@@ -104,26 +107,23 @@ class _Taker:
                 f"{self.file.path}: tensor {name!r} has shape {tensor.shape}; the metadata says "
                 f"({rows}, {cols})"
             )
-        self.taken.add(name)
-        kind, taken = KEPT[tensor.kind].kind.name, rows if used is None else used
-        room = self._room[: packed_nbytes(kind, taken, cols)]
+        taken = rows if used is None else used
+        room = self._room[: packed_nbytes(tensor.kind.name, taken, cols)]
         self._room = self._room[_room_nbytes(tensor) :]
-        data = tensor.data[: taken * (tensor.data.size // rows)]
-        return Matrix(name, kind, taken, cols, self._kept(tensor, data), room)
+        return self._packed(tensor, taken, cols, room)
 
-    def _kept(self, tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
-        """A tensor's blocks in the kind that they are kept as, which have to be finite too."""
-        made = kept(tensor.kind, data)
-        target = KEPT[tensor.kind].kind
-        if target is not tensor.kind:
-            try:
-                check_finite(replace(tensor, kind=target, data=made))
-            except NonFiniteWeight:
-                raise NonFiniteWeight(
-                    f"{self.file.path}: tensor {tensor.name!r} ({tensor.kind.name}) has weights past what "
-                    f"{target.name} holds, as which it is kept; the file is corrupt: fetch it again"
-                ) from None
-        return made
+    def _packed(self, tensor: GgufTensor, rows: int, cols: int, room: np.ndarray | None) -> Matrix:
+        """The first ``rows`` rows of a tensor, whose weights have to be finite."""
+        check_finite(tensor, self.file.path)
+        self.taken.add(tensor.name)
+        data = tensor.data[: tensor.data.size // _rows(tensor) * rows]
+        try:
+            return Matrix(tensor.name, tensor.kind.name, rows, cols, data, room, self._threads)
+        except OverflowError:
+            raise NonFiniteWeight(
+                f"{self.file.path}: tensor {tensor.name!r} ({tensor.kind.name}) has blocks whose lowest weights are "
+                "past what FP16 holds; the file is corrupt: fetch it again"
+            ) from None
 
     def vector(self, name: str, size: int) -> F32:
         """A small tensor as float32, whatever it is stored as."""
@@ -133,16 +133,18 @@ class _Taker:
                 f"{self.file.path}: tensor {name!r} has shape {tensor.shape}; the metadata says "
                 f"({size},)"
             )
-        self.taken.add(name)
         out = np.empty((1, size), np.float32)
-        kind = KEPT[tensor.kind].kind.name
-        Matrix(name, kind, 1, size, self._kept(tensor, tensor.data)).dequantise(0, 1, out)
+        self._packed(tensor, 1, size, None).dequantise(0, 1, out)
         return out[0]
+
+
+def _rows(tensor: GgufTensor) -> int:
+    return tensor.shape[0] if len(tensor.shape) == 2 else 1
 
 
 def _room_nbytes(tensor: GgufTensor) -> int:
     """What a matrix takes, in whole cache lines."""
-    return -(-packed_nbytes(KEPT[tensor.kind].kind.name, *tensor.shape) // 64) * 64
+    return -(-packed_nbytes(tensor.kind.name, *tensor.shape) // 64) * 64
 
 
 def _huge_pages(nbytes: int) -> np.ndarray:

@@ -73,3 +73,9 @@ def results_dir() -> Path:
         return root / "results"
     here = Path.cwd() / "results"
     return here if (here / RUN_HERE).is_file() else user_dir("data") / "results"
+
+
+def scratch_dir(run_dir: Path) -> Path:
+    """A run's cold stores while they are measured: below ``$KVTRIAL_SCRATCH``, else in the run's folder."""
+    chosen = os.environ.get("KVTRIAL_SCRATCH")
+    return (Path(chosen) / run_dir.name if chosen else run_dir) / "cold-scratch"

@@ -171,7 +171,7 @@ cdef int64_t gather(
     for slot in range(first, last):
         if span.valid[slot // tokens] >> (slot % tokens) & 1:
             at = span.pool + span.page_ids[slot // tokens] * span.page_bytes
-            at += head * 2 * layout.tile_bytes
+            at += head * layout.pair_bytes
             read_pair(
                 layout, k + n * span.head_dim, v + n * span.head_dim, at, slot % tokens
             )

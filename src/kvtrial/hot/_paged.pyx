@@ -45,8 +45,8 @@ from kvtrial.hot._rows cimport (
     Layout,
     RowLayout,
     from_capsule,
-    key_offset,
-    key_step,
+    kv_value_row,
+    kv_tiles,
     read_pair,
     write_pair,
 )
@@ -77,7 +77,6 @@ cdef class PagedStore:
     cdef readonly int64_t row_bytes, page_nbytes
     cdef PagePool pool
     cdef Layout layout
-    cdef bint in_place
     cdef kv_span_fn kernel
     cdef object _row_layout, _kernel, _ledger, _reservation
     cdef Memory _work
@@ -94,8 +93,8 @@ cdef class PagedStore:
         self.first_query, self.base = spec.heads[0] * spec.group, spec.base_position
         self.threads = spec.threads
         self._row_layout = rows = RowLayout(format, self.tokens, self.dim)
-        self.layout, self.in_place = rows.c, format.in_place
-        self.row_bytes = 2 * self.heads * self.layout.row_bytes
+        self.layout = rows.c
+        self.row_bytes = 2 * self.heads * self.layout.tiles.row_bytes
         self.page_nbytes = self.row_bytes * self.tokens
         self.page_format = f"{format.name}/head-major/P{self.tokens}/H{self.heads}/D{self.dim}"
         self._kernel = format.native("kernel")
@@ -136,7 +135,7 @@ cdef class PagedStore:
         span.first_slot = 0
         # Entries of a reservation or an open restore lie behind the end.
         span.last_slot = min(self.pool.layer(s, lay).end, self.pool.layer(s, lay).pages * self.tokens)
-        span.row_bytes, span.page_tokens = self.layout.row_bytes, <int32_t>self.tokens
+        span.row_bytes, span.page_tokens = self.layout.tiles.row_bytes, <int32_t>self.tokens
         span.head_dim, span.group = <int32_t>self.dim, <int32_t>self.group
         span.kv_heads = span.last_head = <int32_t>self.heads
         span.first_head = 0
@@ -255,7 +254,9 @@ cdef class PagedSession:
         if n == 0:
             return
         for name, values in (("k", <size_t>k_rows), ("v", <size_t>v_rows)):
-            unfit = store.layout.rows.first_unfit(<const float *><size_t>values, n * row)
+            unfit = store.layout.rows.first_unfit(
+                store.layout.rows, <const float *><size_t>values, n * row
+            )
             if unfit >= 0:
                 raise NumericRange(
                     f"{name} has {(<const float *><size_t>values)[unfit]} at position "
@@ -270,7 +271,7 @@ cdef class PagedSession:
                     &store.layout, page, slot % store.tokens,
                     k_rows + i * row + h * store.dim, v_rows + i * row + h * store.dim,
                 )
-                page += 2 * store.layout.tile_bytes
+                page += store.layout.pair_bytes
             pool.words(self.slot, lay)[slot // store.tokens] |= (
                 (<uint64_t>1) << (slot % store.tokens)
             )
@@ -293,24 +294,26 @@ cdef class PagedSession:
         where = int64_positions(positions)
         cdef int64_t n = cnp.PyArray_DIM(where, 0), row = 0
         cdef int page_id
+        cdef const kv_tiles *tiles = &store.layout.tiles
         cdef unsigned char *k
         cdef unsigned char *v
         cdef Py_ssize_t[3] shape
         cdef Py_ssize_t[3] k_strides
         cdef Py_ssize_t[3] v_strides
-        if not store.in_place:
+        if not store.layout.rows.key_offset:
             return None
         page_id = pool.reserve(
             self.slot, lay, <const int64_t *>cnp.PyArray_DATA(where), n, &row
         )
         if page_id < 0:
             return None
-        k = pool.page(page_id) + key_offset(&store.layout, row)
-        v = pool.page(page_id) + store.layout.tile_bytes + row * store.layout.row_bytes
+        k = pool.page(page_id) + store.layout.rows.key_offset(tiles, row, 0)
+        v = pool.page(page_id) + kv_value_row(tiles, row)
         shape[0], shape[1], shape[2] = n, store.heads, store.dim
-        k_strides[0], k_strides[2] = key_offset(&store.layout, 1), key_step(&store.layout)
-        v_strides[0], v_strides[2] = store.layout.row_bytes, sizeof(float)
-        k_strides[1] = v_strides[1] = 2 * store.layout.tile_bytes
+        k_strides[0] = store.layout.rows.key_offset(tiles, 1, 0)
+        k_strides[2] = store.layout.rows.key_offset(tiles, 0, 1)
+        v_strides[0], v_strides[2] = tiles.row_bytes, sizeof(float)
+        k_strides[1] = v_strides[1] = store.layout.pair_bytes
         return (
             pool.memory.view(k, 3, shape, k_strides, cnp.NPY_FLOAT32, True),
             pool.memory.view(v, 3, shape, v_strides, cnp.NPY_FLOAT32, True),
@@ -344,7 +347,7 @@ cdef class PagedSession:
             page = pool.page(pool.ids(self.slot, lay)[slot // store.tokens])
             for _ in range(store.heads):
                 read_pair(&store.layout, k_rows + out, v_rows + out, page, slot % store.tokens)
-                page += 2 * store.layout.tile_bytes
+                page += store.layout.pair_bytes
                 out += store.dim
         return k, v
 

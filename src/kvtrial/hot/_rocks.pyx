@@ -106,11 +106,11 @@ cdef class RocksStore(GaplessStore):
         GaplessStore.__init__(
             self, spec,
             f"fp32/rocksdb/P{spec.page_tokens}/H{spec.local_kv_heads}/D{spec.head_dim}",
-            self.layout.row_bytes, self.tokens, debug_poison,
+            self.layout.tiles.row_bytes, self.tokens, debug_poison,
         )
         self._kernel = FP32.kernel()
         self.kernel = <kv_span_fn>PyCapsule_GetPointer(self._kernel, KV_KERNEL_CAPSULE)
-        self.value_bytes = 2 * self.layout.tile_bytes
+        self.value_bytes = self.layout.pair_bytes
         self.page_nbytes, self.pages = self.heads * self.value_bytes, self.units_total
         pages = self.units(self.capacity)
         # The joined partial, the queries, and a partial for each span of a full layer.
@@ -296,7 +296,7 @@ cdef class RocksSession(GaplessSession):
         span.pool, span.page_bytes = store._pages.data, store.page_nbytes
         span.page_ids, span.valid = store._ids, store._words
         span.first_slot, span.last_slot = 0, self.ends[lay]
-        span.row_bytes, span.page_tokens = store.layout.row_bytes, <int32_t>store.tokens
+        span.row_bytes, span.page_tokens = store.layout.tiles.row_bytes, <int32_t>store.tokens
         span.head_dim, span.group = <int32_t>store.dim, <int32_t>store.group
         span.kv_heads = span.last_head = <int32_t>store.heads
         span.first_head = 0

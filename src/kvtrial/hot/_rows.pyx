@@ -31,7 +31,7 @@ cdef class RowLayout:
     Raises
     ------
     InvalidArgument
-        K can't be transposed in this format, or its ``kv_rows`` says what no row can be.
+        Its ``kv_rows`` lacks a function, or says what no row can take.
     CandidateNotBuilt
         The format gives no ``kv_rows``.
     """
@@ -42,41 +42,27 @@ cdef class RowLayout:
             self._rows, f"rows of format {format.name}", KV_ROWS_CAPSULE
         )
         self.check(format, dim)
-        if format.transposed and not self.c.rows.element_bytes:
-            raise InvalidArgument(
-                f"format {format.name} is transposed, and its rows are blocks; only rows of elements can be"
-            )
-        self.c.transposed = format.transposed
-        self.c.tokens, self.c.dim = tokens, dim
-        self.c.row_bytes = self.c.rows.row_bytes(dim)
-        self.c.tile_bytes = tokens * self.c.row_bytes
+        self.c.tiles.page_tokens, self.c.tiles.head_dim = tokens, dim
+        self.c.tiles.row_bytes = self.c.rows.row_bytes(self.c.rows, dim)
+        self.c.pair_bytes = 2 * tokens * self.c.tiles.row_bytes
 
     cdef int check(self, object format, int64_t dim) except -1:
         """`InvalidArgument` for what would lead out of a page."""
         cdef const kv_rows *rows = self.c.rows
-        cdef int64_t element = rows.element_bytes, row
+        cdef int64_t row
         if not rows.row_bytes or not rows.first_unfit or not rows.write or not rows.read:
             raise InvalidArgument(
                 f"rows of format {format.name} lacks a function; give row_bytes, first_unfit, write and read"
             )
-        row = rows.row_bytes(dim)
+        row = rows.row_bytes(rows, dim)
         if not 1 <= row <= MOST_ROW_BYTES:
             raise InvalidArgument(
                 f"a row of format {format.name} takes {row} bytes at head_dim {dim}; allowed: 1 to "
                 f"{MOST_ROW_BYTES}"
             )
-        if element < 0 or element > row // dim or (element and row % element):
-            raise InvalidArgument(
-                f"an element of format {format.name} takes {element} bytes, a row {row} at head_dim {dim}; "
-                "allowed: a row of whole elements, at least head_dim of them, or 0 for blocks"
-            )
-        if format.in_place and element != sizeof(float):
-            raise InvalidArgument(
-                f"format {format.name} is in_place with elements of {element} bytes; allowed: float32"
-            )
         return 0
 
     @property
     def row_bytes(self):
-        """Bytes of one row of one head, its padding included."""
-        return self.c.row_bytes
+        """Bytes of one row of one head, its padding included; the mean of K's and V's."""
+        return self.c.tiles.row_bytes

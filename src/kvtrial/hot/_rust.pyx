@@ -208,7 +208,7 @@ cdef class RustStore:
             check(
                 kvn_open(
                     spec.layers, self.heads, spec.group, self.dim, self.page_tokens,
-                    format.transposed, self.base, self.pages, debug_poison, &memory.handle,
+                    format.name == "fp32t", self.base, self.pages, debug_poison, &memory.handle,
                     &self.fault,
                 ),
                 &self.fault,

@@ -24,7 +24,7 @@ cdef class PageTables:
     ):
         cdef int64_t i
         self.pages, self.page_bytes, self.layout = pages, page_bytes, rows.c
-        self.layers, self.tokens, self.base, self.poison = layers, rows.c.tokens, base, poison
+        self.layers, self.tokens, self.base, self.poison = layers, rows.c.tiles.page_tokens, base, poison
         self.table_pages = max(pages, 65536 // self.tokens)
         self.memory = Memory(pages * page_bytes)
         self._table_memory = Memory(SESSIONS * layers * self.table_pages * sizeof(int32_t))
@@ -80,7 +80,7 @@ cdef class PageTables:
                 self._fill(self.page(page_id), row, 0xFF)
 
     cdef void _fill(self, unsigned char *page, int64_t row, int byte) noexcept:
-        cdef int64_t head, head_bytes = 2 * self.layout.tile_bytes
+        cdef int64_t head, head_bytes = self.layout.pair_bytes
         for head in range(self.page_bytes // head_bytes):
             fill_pair(&self.layout, page + head * head_bytes, row, byte)
 

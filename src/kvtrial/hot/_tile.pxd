@@ -46,8 +46,8 @@ ctypedef struct Tile:
     int32_t first_query  # of the tile's group, counted from the span's first
     uint64_t mask
     float scale
-    # For q8_0: the span's queries as int16 (queries, blocks * 32), their steps times `scale`, and the
-    # scales of the tile's rows.
+    # For integer scores: the span's rounded queries (queries, blocks * 32) and their steps times `scale`, as
+    # the kernel keeps them; for q8_0 the scales of the tile's rows too.
     const int16_t *q
     const float *q_scales
     float[8 * 64] row_scales  # blocks of the longest row x ROWS

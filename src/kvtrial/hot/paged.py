@@ -1,7 +1,8 @@
-"""A2, K1, K1C, K2, K5, K1T and K2T: one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
+"""The arms of one page pool, `[kv_head][token][head_dim]` pages, kernels by format.
 
 Each differs from K1 in its row format: A2 has a scalar kernel, K1C has K1's as clang compiles it, K2 has
 FP16 rows, K5 has Q8_0 rows, K1T has K as `[head_dim][token]` within the page. K2T has that and FP16 rows.
+K5T has what K5 has as panels for integer products, K6 4 bits, K7 4 bits of V; K6N is K6 without rotation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from kvtrial.host import build
 from kvtrial.hot.formats import RowFormat, compiled, row_format
 from kvtrial.hot.formats.fp16 import FP16, FP16T
 from kvtrial.hot.formats.fp32 import FP32, FP32T
+from kvtrial.hot.formats.int_panels import INT4P, INT4RP, INT8P, INT84RP
 from kvtrial.hot.formats.q8_0 import Q8_0
 
 
@@ -32,7 +34,7 @@ def open_paged(spec: StoreSpec, *, format: str | RowFormat = FP32) -> KVStore:
     PoolExhausted
         The budget or its ledger has no room for a page.
     InvalidArgument
-        No format of that name, or a transposed one whose rows are blocks.
+        No format of that name.
     """
     import kvtrial.hot._paged as _paged
 
@@ -109,4 +111,39 @@ K2T = replace(
     title="Paged, fused SIMD, FP16 rows, K transposed",
     layout=K1T.layout,
     open=partial(open_paged, format=FP16T),
+)
+
+K5T = replace(
+    K5,
+    name="K5T",
+    title="Paged, integer products, int8 panels",
+    profile=INT8P.profile,
+    layout="paged [kv_head], K and V panels",
+    open=partial(open_paged, format=INT8P),
+)
+
+K6 = replace(
+    K5T,
+    name="K6",
+    title="Paged, integer products, 4-bit panels, rotated",
+    profile=INT4RP.profile,
+    open=partial(open_paged, format=INT4RP),
+)
+
+#: Beside K6 it is what rotation brings.
+K6N = replace(
+    K5T,
+    name="K6N",
+    title="K6 without rotation",
+    role="ablation",
+    profile=INT4P.profile,
+    open=partial(open_paged, format=INT4P),
+)
+
+K7 = replace(
+    K5T,
+    name="K7",
+    title="Paged, integer products, K int8, V 4 bits and rotated",
+    profile=INT84RP.profile,
+    open=partial(open_paged, format=INT84RP),
 )

@@ -58,7 +58,7 @@ from kvtrial.measure.stores import Snapshot, fill, opened, row_at, shape_of
 from kvtrial.measure.surroundings import environment_rows, reading_rows, throttled_rows
 
 COST_REPETITIONS = 16
-#: Rounds at the beginning that take slow arms too.
+#: Rounds at the beginning that take all arms whose speed is not known yet.
 SHOWING_ROUNDS = 2
 
 
@@ -92,6 +92,14 @@ class Arm:
     def profile(self) -> Profile:
         """How it stores numbers."""
         return get(self.candidate).profile
+
+    def begin_again(self, snapshots: list[Snapshot]) -> None:
+        """Drop what was appended since the sessions were filled; not every candidate can roll back."""
+        for session in self.sessions:
+            session.close()
+        self.sessions = [self.store.open_session() for _ in snapshots]
+        for session, snapshot in zip(self.sessions, snapshots):
+            fill(session, snapshot)
 
     def step(self, sessions: list[Any], ids: I64) -> F32:
         """One decode step as it is timed: feed a token to each session, pick the next, ignore it.
@@ -227,6 +235,7 @@ class Stepper:
         """
         self.baton.take(number)
         sessions: list[Any] = list(arm.sessions)
+        warmup = self.spec["rotation"]["warmup_rounds"]
         which, watched = 0, None
         if draw is not None:
             which = int(draw.integers(len(sessions)))
@@ -239,12 +248,12 @@ class Stepper:
             stop = clock.now_ns()
             after = self.accounts.read()
         if timed:
-            index = number - self.spec["rotation"]["warmup_rounds"]
+            index = number - warmup
             arm.step_ns[index] = clock.elapsed_ns(start, stop, f"step {number} of {arm.name}")
             arm.attention_ns[index] = arm.decoder.attention_ns
             arm.disk_faults += after.disk_faults - before.disk_faults
             arm.stood_still_ns = max(arm.stood_still_ns, stood_still_ns(before, after))
-        if number < self.spec["rotation"]["warmup_rounds"] + self.spec["rounds"]:
+        if warmup <= number < warmup + self.spec["rounds"]:  # what an arm does in every block
             arm.digest.update(np.ascontiguousarray(logits).data)
         if watched is not None and watched.call is not None:
             arm.kept.append((which, watched.call))
@@ -268,6 +277,9 @@ def rotate(
     with contextlib.closing(Accounts()) as accounts, no_collection():
         stepper = Stepper(spec, forced, accounts, note, Baton(**spec.get("baton", {})))
         slow = _slow(arms, stepper)
+        if spec["slow"] is None:
+            for name in slow:  # from here on as in a block that was told
+                arms[name].begin_again(snapshots)
         fast = [name for name in spec["candidates"] if name not in slow]
         own = [name for name in fast if name in arms]
         source = arms[spec["reference"] if spec["reference"] in own else own[0]]
@@ -310,15 +322,16 @@ def rotate(
 
 
 def _slow(arms: dict[str, Arm], stepper: Stepper) -> list[str]:
-    """The first rounds take everybody: they show who is slow, where the block was not told.
+    """The first rounds show who is slow; those that the block was told of are spared them.
 
     By the thread's own time, and the quicker of an arm's steps: on a busy machine a step of the wall's time may be
     any arm's, and one that is taken for slow is measured in every eighth round of the whole cell.
     """
-    least_ns = dict.fromkeys(arms, sys.maxsize)
+    told = stepper.spec["slow"]
+    shown = [name for name in stepper.spec["candidates"] if name not in (told or ())]
+    least_ns = {name: sys.maxsize for name in shown if name in arms}
     for number in range(SHOWING_ROUNDS):
-        seed = stepper.spec["seed"] + number
-        for name in rotation.orders(stepper.spec["candidates"], 1, seed)[0]:
+        for name in rotation.orders(shown, 1, stepper.spec["seed"] + number)[0]:
             if name not in arms:
                 stepper.baton.give(number)
                 continue
@@ -326,7 +339,6 @@ def _slow(arms: dict[str, Arm], stepper: Stepper) -> list[str]:
             stepper.step(arms[name], number, timed=False)
             spent = clock.elapsed_ns(start, clock.own_ns(), f"a first step of {name}")
             least_ns[name] = min(least_ns[name], spent)
-    told = stepper.spec["slow"]
     if told is None:
         told = rotation.slow_arms(least_ns, stepper.spec["rotation"]["slow_ratio"])
     return [name for name in arms if name in told]

@@ -7,7 +7,9 @@
 
    so K and V of one head are neighbours, and head h begins at page + h * 2 * page_tokens * row_bytes.
 
-   K1T and K2T keep their K tile transposed, [head_dim][page_tokens] elements; row_bytes is then of V.
+   K1T and K2T keep their K tile transposed, [head_dim][page_tokens] elements; row_bytes is then of V. K5T, K6
+   and K7 have panels, which _panels.pxd describes; row_bytes is then the mean of K's and V's, and where V
+   begins their format knows.
 
    Rows, by format:
      fp32   head_dim floats, padded to a multiple of 8 floats
@@ -34,7 +36,7 @@ typedef struct kv_span {
     const uint64_t *valid;   /* of the layer, a word a page: bit t is row t of that page */
     int64_t first_slot;      /* slots [first, last), slot = position - base_position */
     int64_t last_slot;
-    int64_t row_bytes;   /* from one row of a tile to the next */
+    int64_t row_bytes;   /* from one row of a tile to the next; a head takes 2 * page_tokens of it */
     int32_t page_tokens; /* 16, 32 or 64 */
     int32_t head_dim;    /* 1 .. KV_MAX_HEAD_DIM */
     int32_t group;       /* query heads per KV head, 1 .. KV_MAX_GROUP */

@@ -2,9 +2,6 @@
  *
  * Eight float lanes (q_f32x8), 32 bytes (q_i8x32). AVX2 + FMA + F16C or NEON (quants_neon.h) where the
  * compiler targets them, else GCC/clang vector types. Loads and stores are unaligned everywhere.
- *
- * Blocks (GGUF): Q4_1 = fp16 d, fp16 m, 16 bytes of nibbles (low nibble = elements 0..15, high =
- * 16..31), value d * q + m. Q8_0 = fp16 d, 32 int8, value d * q.
  */
 #ifndef KVTRIAL_QUANTS_H
 #define KVTRIAL_QUANTS_H
@@ -63,9 +60,21 @@ static inline void q_store_i8(void *p, q_i8x32 a) { _mm256_storeu_si256((__m256i
 static inline q_i8x32 q_low_nibbles(q_i8x32 a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 static inline q_i8x32 q_high_nibbles(q_i8x32 a) { return q_low_nibbles(_mm256_srli_epi16(a, 4)); }
 static inline q_i8x32 q_flip_signs(q_i8x32 a) { return _mm256_xor_si256(a, _mm256_set1_epi8(-128)); }
+static inline q_i8x32 q_or(q_i8x32 a, q_i8x32 b) { return _mm256_or_si256(a, b); }
+/* Bits 2 k and 2 k + 1 of each byte, as its bits 4 and 5. */
+static inline q_i8x32 q_two_bits(q_i8x32 a, int k)
+{
+    __m256i moved = k < 2 ? _mm256_slli_epi16(a, 4 - 2 * k) : _mm256_srli_epi16(a, 2 * k - 4);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(48));
+}
+/* Eight int8 to float. */
+static inline q_f32x8 q_load_small(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 
-/* Eight sums of products, each of four bytes of w, 0..15, with the four of x, -127..127; eight times four
- * products, 30480 a half, stay inside int16. */
+/* Eight sums of products, each of four bytes of w with the four of x, -127..127. Eight times four products of w in
+ * 0..15, 30480 a half, stay inside int16; of w in 0..63 twice four, 32004. */
 typedef __m256i q_sums;
 static inline q_i8x32 q_load_four(const void *p)
 {
@@ -93,6 +102,13 @@ static inline q_f32x8 q_sums_join(q_sums high, q_sums low)
                                                _mm256_madd_epi16(low, _mm256_set1_epi16(1))));
 }
 
+/* The sum of two. */
+static inline q_f32x8 q_sums_both(q_sums a, q_sums b)
+{
+    __m256i ones = _mm256_set1_epi16(1);
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones)));
+}
+
 /* The same for w in -128..127, as |w| * (x * sign w); 2 * 128 * 127 stays inside int16. */
 typedef __m256i q_wide_sums;
 static inline q_wide_sums q_no_wide_sums(void) { return _mm256_setzero_si256(); }
@@ -102,6 +118,20 @@ static inline q_wide_sums q_add_wide_sums(q_wide_sums sums, q_i8x32 w, q_i8x32 x
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 static inline q_f32x8 q_wide_sums_float(q_wide_sums a) { return _mm256_cvtepi32_ps(a); }
+
+/* 16 int8 as int16; eight sums of products, each of two int16 of w with the two of x. */
+static inline q_i8x32 q_widen_i8(const void *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
+static inline q_sums q_add_pairs(q_sums sums, q_i8x32 w, q_i8x32 x)
+{
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return _mm256_dpwssd_epi32(sums, w, x);
+#elif defined(__AVXVNNI__)
+    return _mm256_dpwssd_avx_epi32(sums, w, x);
+#else
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(w, x));
+#endif
+}
+static inline q_f32x8 q_pairs_float(q_sums a) { return _mm256_cvtepi32_ps(a); }
 
 /* Byte i of each four, signed, to float. */
 static inline q_f32x8 q_quarter(q_i8x32 a, int i)
@@ -186,6 +216,15 @@ static inline void q_store_i8(void *p, q_i8x32 a) { memcpy(p, &a, 32); }
 static inline q_i8x32 q_low_nibbles(q_i8x32 a) { return a & 15; }
 static inline q_i8x32 q_high_nibbles(q_i8x32 a) { return a >> 4 & 15; }
 static inline q_i8x32 q_flip_signs(q_i8x32 a) { return a ^ -128; }
+static inline q_i8x32 q_or(q_i8x32 a, q_i8x32 b) { return a | b; }
+static inline q_i8x32 q_two_bits(q_i8x32 a, int k) { return (a >> 2 * k & 3) << 4; }
+static inline q_f32x8 q_load_small(const void *p)
+{
+    q_f32x8 a;
+    for (int i = 0; i < 8; i++)
+        a[i] = ((const int8_t *)p)[i];
+    return a;
+}
 /* Byte i of each four, signed, to float. */
 static inline q_f32x8 q_quarter(q_i8x32 a, int i)
 {
@@ -212,6 +251,26 @@ static inline q_sums q_add_sums(q_sums sums, q_i8x32 w, q_i8x32 x)
 }
 static inline q_f32x8 q_sums_float(q_sums a) { return __builtin_convertvector(a, q_f32x8); }
 static inline q_f32x8 q_sums_join(q_sums high, q_sums low) { return q_sums_float(16 * high + low); }
+static inline q_f32x8 q_sums_both(q_sums a, q_sums b) { return q_sums_float(a + b); }
+
+static inline q_i8x32 q_widen_i8(const void *p)
+{
+    const int8_t *bytes = p;
+    int16_t wide[16];
+    for (int i = 0; i < 16; i++)
+        wide[i] = bytes[i];
+    return q_load_i8(wide);
+}
+static inline q_sums q_add_pairs(q_sums sums, q_i8x32 w, q_i8x32 x)
+{
+    int16_t left[16], right[16];
+    memcpy(left, &w, 32);
+    memcpy(right, &x, 32);
+    for (int i = 0; i < 16; i++)
+        sums[i / 2] += left[i] * right[i];
+    return sums;
+}
+static inline q_f32x8 q_pairs_float(q_sums a) { return q_sums_float(a); }
 
 typedef q_i32x8 q_wide_sums;
 static inline q_wide_sums q_no_wide_sums(void) { return q_no_sums(); }

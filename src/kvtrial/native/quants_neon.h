@@ -67,6 +67,27 @@ static inline q_i8x32 q_low_nibbles(q_i8x32 a) { return (q_i8x32){q_low_half(a.l
 static inline q_i8x32 q_high_nibbles(q_i8x32 a) { return (q_i8x32){q_high_half(a.low), q_high_half(a.high)}; }
 static inline q_i8x32 q_flip_signs(q_i8x32 a) { return (q_i8x32){q_flip_half(a.low), q_flip_half(a.high)}; }
 
+static inline q_i8x32 q_or(q_i8x32 a, q_i8x32 b)
+{
+    return (q_i8x32){vorrq_s8(a.low, b.low), vorrq_s8(a.high, b.high)};
+}
+/* Bits 2 k and 2 k + 1 of each byte, as its bits 4 and 5. */
+static inline int8x16_t q_two_bits_half(int8x16_t a, int k)
+{
+    int8x16_t moved = vreinterpretq_s8_u8(vshlq_u8(vreinterpretq_u8_s8(a), vdupq_n_s8(4 - 2 * k)));
+    return vandq_s8(moved, vdupq_n_s8(48));
+}
+static inline q_i8x32 q_two_bits(q_i8x32 a, int k)
+{
+    return (q_i8x32){q_two_bits_half(a.low, k), q_two_bits_half(a.high, k)};
+}
+/* Eight int8 to float. */
+static inline q_f32x8 q_load_small(const void *p)
+{
+    int16x8_t wide = vmovl_s8(vld1_s8(p));
+    return q_pair(vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_high_s16(wide)));
+}
+
 /* Byte i of each four, signed, to float. */
 static inline float32x4_t q_quarter_half(int8x16_t a, int i)
 {
@@ -96,7 +117,7 @@ static inline int32x4_t q_add_fours(int32x4_t sums, int8x16_t w, int8x16_t x)
     return vpadalq_s16(sums, vpaddq_s16(low, high)); /* two products, 2 * 128 * 127, stay inside int16 */
 #endif
 }
-/* Eight sums of products, each of four bytes of w, 0..15, with the four of x, -127..127. */
+/* Eight sums of products, each of four bytes of w with the four of x, -127..127. */
 static inline q_sums q_add_sums(q_sums sums, q_i8x32 w, q_i8x32 x)
 {
     return (q_sums){q_add_fours(sums.low, w.low, x.low), q_add_fours(sums.high, w.high, x.high)};
@@ -108,7 +129,30 @@ static inline q_f32x8 q_sums_join(q_sums high, q_sums low)
     return q_sums_float((q_sums){vmlaq_n_s32(low.low, high.low, 16), vmlaq_n_s32(low.high, high.high, 16)});
 }
 
-/* The same for w in -128..127. */
+/* 16 int8 as int16; eight sums of products, each of two int16 of w with the two of x. */
+static inline q_i8x32 q_widen_i8(const void *p)
+{
+    int8x16_t bytes = vld1q_s8((const int8_t *)p);
+    return (q_i8x32){vreinterpretq_s8_s16(vmovl_s8(vget_low_s8(bytes))), vreinterpretq_s8_s16(vmovl_high_s8(bytes))};
+}
+static inline int32x4_t q_add_pairs_half(int32x4_t sums, int8x16_t w, int8x16_t x)
+{
+    int16x8_t left = vreinterpretq_s16_s8(w), right = vreinterpretq_s16_s8(x);
+    return vaddq_s32(sums, vpaddq_s32(vmull_s16(vget_low_s16(left), vget_low_s16(right)), vmull_high_s16(left, right)));
+}
+static inline q_sums q_add_pairs(q_sums sums, q_i8x32 w, q_i8x32 x)
+{
+    return (q_sums){q_add_pairs_half(sums.low, w.low, x.low), q_add_pairs_half(sums.high, w.high, x.high)};
+}
+static inline q_f32x8 q_pairs_float(q_sums a) { return q_sums_float(a); }
+
+/* The sum of two. */
+static inline q_f32x8 q_sums_both(q_sums a, q_sums b)
+{
+    return q_sums_float((q_sums){vaddq_s32(a.low, b.low), vaddq_s32(a.high, b.high)});
+}
+
+/* The same as q_add_sums for w in -128..127. */
 typedef q_sums q_wide_sums;
 static inline q_wide_sums q_no_wide_sums(void) { return q_no_sums(); }
 static inline q_wide_sums q_add_wide_sums(q_wide_sums sums, q_i8x32 w, q_i8x32 x) { return q_add_sums(sums, w, x); }

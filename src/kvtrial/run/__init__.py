@@ -10,6 +10,7 @@ Read `layout` first.
 `events`       the table of raw events; every column and its meaning
 `journal`      attempts and finished blocks on disk
 `schemas`      what a document says that its schema does not allow
+`loading`      Ctrl-C before everything is loaded
 `exits`        errors become one line and an exit code
 `ending`       SIGTERM is handed on to the stage that runs
 =============  =====================================================================================

@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable
 
 from kvtrial.host.printed import print_anything
+from kvtrial.run import loading
 from kvtrial.run.layout import ConfigError, prepare_environment
+from kvtrial.run.loading import EXIT_INTERRUPTED
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE = 1, 2
 #: Of `kvtrial verdict` and `kvtrial decide`: all went well, and the answer is that nothing could be decided.
 EXIT_INCONCLUSIVE = 4
 #: Of `kvtrial try --fail-below`: all went well, and the candidate is slower than that.
@@ -29,6 +31,7 @@ def exit_with(main: Callable[[], int]) -> None:
     prepare_environment()
     print_anything()
     try:
+        loading.done()
         code = main()
     except KeyboardInterrupt:
         print("kvtrial: interrupted; what was finished is kept", file=sys.stderr)

@@ -49,6 +49,7 @@ def _names(checked: Protocol, source: str) -> None:
     listed, rule = checked["candidates"], checked["decision"]
     named = [(f"decision.{key}", rule[key]) for key in ("challengers", "incumbents", "profiles")]
     named += [
+        ("timed_in_full", checked["timed_in_full"]),
         ("decision.reference", [rule["reference"]]),
         ("known_answers.candidate", [checked["known_answers"]["candidate"]]),
         ("parity.baseline", [checked["parity"]["baseline"]]),
@@ -64,6 +65,13 @@ def _names(checked: Protocol, source: str) -> None:
                     f"{source}: {key}: {name!r} is not among candidates {listed}; add it there or "
                     "take it out here"
                 )
+    for key, names in named:
+        needed = {*names} & {*checked["timed_in_full"]}
+        if needed and key.startswith(("decision.challengers", "decision.incumbents", "known", "sampling")):
+            raise ProtocolError(
+                f"{source}: timed_in_full: {sorted(needed)} is among {key}, which every profile times; take it "
+                "out in one of the two"
+            )
     if rule["reference"] not in rule["incumbents"]:
         raise ProtocolError(
             f"{source}: decision.reference: {rule['reference']!r} is not among incumbents "

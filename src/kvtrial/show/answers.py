@@ -219,6 +219,14 @@ def _rate(verdict: Verdict, name: str, context: int) -> float | None:
     return None
 
 
+def decides(verdict: Verdict, contrast: Row) -> bool:
+    """Whether a row of ``contrasts`` is one that the language's answer rests on."""
+    language = verdict["language"]
+    pairs = {(language["challenger"], row["incumbent"]) for row in language["against"]}
+    pair = (contrast["challenger"], contrast["incumbent"])
+    return contrast["role"] != "extra" and pair in pairs
+
+
 def divergence(quality: list[Row]) -> float | None:
     """The largest bound of the mean divergence over contexts that decide; of all where none does."""
     gated = [one for one in quality if one.get("gated", True)] or quality

@@ -5,20 +5,23 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from kvtrial import candidates
 from kvtrial.decision import labels
 from kvtrial.host import paths
 from kvtrial.host.files import write_text
 from kvtrial.run import protocol
 from kvtrial.run.layout import DEFAULT_MODEL
 from kvtrial.show import answers, plots
+from kvtrial.show.plots import style
 
 
 def deciding(verdict: dict[str, Any], events: pd.DataFrame) -> pd.DataFrame:
@@ -28,28 +31,43 @@ def deciding(verdict: dict[str, Any], events: pd.DataFrame) -> pd.DataFrame:
     return events[decided.isna() | (events["attempt"] == decided)]
 
 
-def draw_figures(verdict: dict[str, Any], events: pd.DataFrame, folder: Path) -> dict[str, str]:
-    """Draw every figure as SVG and PNG below ``folder``; returns file stem → SVG text."""
+class Drawn(NamedTuple):
+    """A figure's SVG texts: its panels side by side, and one below the other for a phone."""
+
+    wide: str
+    narrow: str
+
+
+def draw_figures(verdict: dict[str, Any], events: pd.DataFrame, folder: Path) -> dict[str, Drawn]:
+    """Draw every figure, the wide one also as SVG and PNG below ``folder``; returns file stem → texts."""
     events = deciding(verdict, events)
-    drawn: dict[str, str] = {}
+    drawn: dict[str, Drawn] = {}
     for stem, module in plots.FIGURES.items():
         figure = module.draw(verdict, events)
         if figure is not None:
-            drawn[stem] = save_figure(figure, stem, folder)
+            wide = save_figure(figure, stem, folder)
+            with style.stacked():
+                drawn[stem] = Drawn(wide, _svg(module.draw(verdict, events), stem))
     return drawn
 
 
 def save_figure(figure: Figure, stem: str, folder: Path) -> str:
     """Write a figure as ``stem.svg`` and ``stem.png`` below ``folder``; returns the SVG text."""
     folder.mkdir(parents=True, exist_ok=True)
+    text = _svg(figure, stem)
+    figure.set_layout_engine("none")  # it is laid out: once takes long enough
+    figure.savefig(folder / f"{stem}.png", dpi=144)
+    (folder / f"{stem}.svg").write_text(text, encoding="utf-8")
+    return text
+
+
+def _svg(figure: Figure, stem: str) -> str:
+    """A figure's SVG; nothing else holds on to the figure afterwards."""
     text = io.StringIO()
     # No date and a fixed salt: the same events give the same bytes.
     with plt.rc_context({"svg.hashsalt": stem, "svg.fonttype": "path"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
-    figure.set_layout_engine("none")  # it is laid out: once takes long enough
-    figure.savefig(folder / f"{stem}.png", dpi=144)
     plt.close(figure)
-    (folder / f"{stem}.svg").write_text(text.getvalue(), encoding="utf-8")
     return text.getvalue()
 
 
@@ -62,22 +80,73 @@ def _inline(svg: str, stem: str) -> str:
 
 
 def _number(value: float | None, places: int = 2) -> str:
-    return "" if value is None else f"{value:,.{places}f}"
+    return "-" if value is None else f"{value:,.{places}f}"
 
 
 def _span(bounds: list[float | None] | None) -> str:
-    """Bounds behind their estimate, or nothing where there are too few blocks for them."""
+    """Bounds behind their estimate; nothing where there are too few blocks for them."""
     return "" if bounds is None else f" [{', '.join(map(answers.significant, bounds))}]"
 
 
 def _conformance(events: pd.DataFrame) -> dict[str, Any]:
-    """Test@P → candidate → passed, failed or gap."""
+    """Test@P → candidate → passed, failed or gap; and how many of each every candidate has."""
     rows = events[events["metric"] == "conformance/outcome"]
     table: dict[str, dict[str, str]] = {}
     for test, name, value in zip(rows["text"], rows["candidate"], rows["value"]):
         word = "gap" if value != value else "passed" if value == 1 else "FAILED"
         table.setdefault(str(test), {})[str(name)] = word
-    return {"names": sorted(set(rows["candidate"])), "rows": dict(sorted(table.items()))}
+    names = sorted(set(rows["candidate"]))
+    counts = {name: Counter(row[name] for row in table.values() if name in row) for name in names}
+    return {"names": names, "rows": dict(sorted(table.items())), "counts": counts}
+
+
+def _crashes(events: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """Cold store → crash rounds, and those after which every acknowledged page was there."""
+    rows = events[events["metric"] == "cold/crash_recovered"]
+    return {
+        str(name): {"rounds": len(own), "kept": int((own["value"] == 1).sum())}
+        for name, own in rows.groupby("candidate")
+    }
+
+
+#: The end of a cold figure's name → its unit in words; the rest are counts.
+_UNITS = {"_mb_per_s": "MB/s", "_ms": "ms", "_mb": "MB"}
+
+
+def _cold_figure(metric: str) -> str:
+    """``restore_warm_ms`` as people read it: ``restore warm, ms``."""
+    for end, unit in _UNITS.items():
+        if metric.endswith(end):
+            return f"{metric.removesuffix(end).replace('_', ' ')}, {unit}"
+    return metric.replace("_", " ")
+
+
+def _titles() -> dict[str, str]:
+    """Candidate → what it is, of those that are installed here."""
+    return {name: candidate.title for name, candidate in candidates.candidates().items()}
+
+
+def _key_figures(verdict: dict[str, Any], arms: list[answers.Arm]) -> list[tuple[str, str]]:
+    """The chosen arm in numbers: each with its words. Nothing where no arm is chosen."""
+    primary = answers.primary_context(verdict)
+    fp32 = verdict["run"]["fp32_store"]
+    chosen = next((arm for arm in arms if arm.name == verdict["run"]["store"]), None)
+    if chosen is None or primary is None:
+        return []
+    found = []
+    if chosen.ratio:
+        sure = ""
+        if chosen.ratio["ci95"]:
+            low, high = chosen.ratio["ci95"]
+            blocks = chosen.rates[primary]["n_blocks"]
+            sure = f" ({low:.2f} to {high:.2f}, {blocks} blocks)"
+        found.append((f"{chosen.ratio['ratio']:.2f}x", f"{fp32}'s speed at {primary:,}{sure}"))
+    rate = (chosen.rates.get(primary) or {}).get("tokens_per_s")
+    if rate:
+        found.append((answers.significant(rate), f"tokens/s at {primary:,} positions"))
+    if chosen.bytes_per_token:
+        found.append((f"{chosen.bytes_per_token:,.0f}", "bytes of cache a token"))
+    return found
 
 
 def _times(events: pd.DataFrame) -> dict[str, dict[str, float]]:
@@ -113,15 +182,24 @@ def _command(verdict: dict[str, Any], profile: str | None) -> str:
     return " ".join(words)
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
         if isinstance(inner, dict):
             flat |= _flat(inner, f"{name}.")
         else:
-            flat[name] = inner
+            flat[name] = _plain(inner)
     return flat
+
+
+def _plain(value: Any) -> str:
+    """A fact as people read it: lists by commas, yes and no, a dash for nothing."""
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
 
 
 def write(run_dir: Path, events: pd.DataFrame) -> Path:
@@ -134,6 +212,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
     told = {**verdict, "peers": peers, "decision": as_run["decision"]}
     drawn = draw_figures(told, events, run_dir / "figures")
     arms = answers.arms(verdict)
+    decided_by = deciding(verdict, events)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kvtrial.show", "templates"),
         autoescape=True,
@@ -155,14 +234,29 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
                 "section": getattr(plots.FIGURES[stem], "SECTION", plots.RESULTS),
                 "title": plots.FIGURES[stem].TITLE,
                 "caption": plots.FIGURES[stem].CAPTION,
-                "svg": _inline(svg, stem),
+                "wide": _inline(svgs.wide, stem),
+                "narrow": _inline(svgs.narrow, f"{stem}-narrow"),
             }
-            for stem, svg in drawn.items()
+            for stem, svgs in drawn.items()
         ],
         peers=peers,
         conformance=_conformance(events),
-        times=_times(deciding(verdict, events)),
-        cold_metrics=sorted({m for row in verdict["cold"]["figures"].values() for m in row}),
+        times=_times(decided_by),
+        crashes=_crashes(decided_by),
+        # What a crash left behind is counted above: a median of flags says nothing.
+        cold_metrics=sorted(
+            {
+                metric
+                for row in verdict["cold"]["figures"].values()
+                for metric in row
+                if not metric.startswith("crash_")
+            }
+        ),
+        cold_figure=_cold_figure,
+        contrasts=sorted(verdict["contrasts"], key=lambda row: not answers.decides(verdict, row)),
+        decides=lambda row: answers.decides(verdict, row),
+        key_figures=_key_figures(verdict, arms),
+        titles=_titles(),
         machine=_flat(manifest),
         command=_command(verdict, manifest.get("profile")),
         label=labels.of_contrast,
@@ -172,7 +266,7 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         sig=answers.significant,
         ratio=answers.interval,
         covers=answers.covers,
-        small=lambda value: "" if value is None else f"{value:.3g}",
+        small=lambda value: "-" if value is None else f"{value:.2g}",
         share=lambda value: "" if value is None else f"{value:.2%}",
         pct=lambda share: f"{share:.0%}",
     )

@@ -64,7 +64,7 @@ def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
     primary = answers.primary_context(verdict)
     fp32 = verdict["run"]["fp32_store"]
     ratio = f"x {fp32}" + (f" at {primary:,}" if primary else "")
-    numbers = (*shown, "B/token", "tok/GiB", "KLD <")
+    numbers = (*shown, "B/token", "KLD <")
     table = _table(
         f"{'PROVISIONAL: ' if provisional else ''}tokens/s by filled positions, one session, one thread",
         "arm", *shown, ratio, *numbers[len(shown) :], "why not",
@@ -81,7 +81,6 @@ def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
             *rates,
             answers.interval(arm.ratio),
             "-" if arm.bytes_per_token is None else f"{arm.bytes_per_token:,.0f}",
-            _thousands(arm.tokens_per_gib),
             "-" if arm.kld is None else f"{arm.kld:.2g}",
             arm.state,
             style="bold" if arm.chosen else None,
@@ -101,22 +100,15 @@ def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
 
 def _with_tails(verdict: Verdict, context: int | None) -> list[dict[str, Any]]:
     """Deciding contrasts of a context whose total and median differ, one an arm that has the tail."""
-    fp32, tested = verdict["run"]["fp32_store"], verdict["language"]["challenger"]
-    decides = [
+    fp32 = verdict["run"]["fp32_store"]
+    own = [
         row
         for row in verdict["contrasts"]
         if row["context"] == context
-        and row["role"] != "extra"
         and row.get("tail")
-        and (row["incumbent"] == fp32 or row["challenger"] == tested)
+        and (answers.decides(verdict, row) or (row["incumbent"], row["role"]) == (fp32, "primary"))
     ]
-    return list({row["tail"]: row for row in decides}.values())
-
-
-def _thousands(value: int | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if value < 10_000 else f"{value / 1000:,.0f}k"
+    return list({row["tail"]: row for row in own}.values())
 
 
 def _box(verdict: Verdict, provisional: Sequence[str]) -> Panel:

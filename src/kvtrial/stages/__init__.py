@@ -5,3 +5,11 @@ own text is what a block is told. Read `m2` first. A new one is a module here, a
 and its name in `kvtrial.run.layout.STAGES`. Whatever lies here is part of the build's identity; what only
 reads finished events is in `after`.
 """
+
+import sys
+
+from kvtrial.run import loading
+
+# What runs as `python -m kvtrial.stages.NAME` is looked for under this name; then the stage is loaded.
+if sys.argv[:1] == ["-m"]:
+    loading.begun()

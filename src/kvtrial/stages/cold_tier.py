@@ -3,9 +3,9 @@
 ``python -m kvtrial.stages.cold_tier --run-dir DIR --gguf FILE``
 
 Reads ``manifest.json``, ``protocol.json`` and ``workload.json`` of the run; writes
-``events/cold_tier.parquet``. The stores lie in the run's folder while they are measured, so it is the
-disk that holds the results which is measured. The two stores are judged as one pair, so a failure of
-either leaves the cold verdict open and the rest of the run untouched.
+``events/cold_tier.parquet``. The disk below `kvtrial.host.paths.scratch_dir` is the one that is measured: that of
+the results, or that of ``$KVTRIAL_SCRATCH``. The two stores are judged as one pair, so a failure of either leaves
+the cold verdict open and the rest of the run untouched.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from kvtrial.cold import KINDS
+from kvtrial.host import paths
 from kvtrial.measure import rotation
 from kvtrial.measure.cold import faults
 from kvtrial.measure.plan import SamplingPlan
 from kvtrial.registration import Cell
 from kvtrial.run.journal import Attempt
+from kvtrial.run.layout import ConfigError
 from kvtrial.stages import workload
 from kvtrial.stages.common import Block, CellRun, Stage, Work, exit_tracked, run_arms, run_cells
 from kvtrial.stages.progress import Progress
@@ -78,10 +80,16 @@ def crash_all(stage: Stage, attempt: Attempt, folder: Path, progress: Progress) 
 
 @contextmanager
 def scratch(stage: Stage) -> Iterator[Path]:
-    """An empty folder beside the run's results; what a killed run left in it goes first."""
-    folder = stage.run_dir / "cold-scratch"
+    """An empty folder on the disk to be measured; what a killed run left in it goes first."""
+    folder = paths.scratch_dir(stage.run_dir)
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the cold tier can't be measured in {folder}: {error.strerror}; let KVTRIAL_SCRATCH name a folder on "
+            "this machine's own disk, or unset it"
+        ) from error
     try:
         yield folder
     finally:

@@ -30,7 +30,6 @@ from kvtrial.host.files import write_text
 from kvtrial.measure import child, rotation
 from kvtrial.measure.aliases import ARMS, WAYS
 from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
-from kvtrial.measure.block import SHOWING_ROUNDS
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan, cell_name
 from kvtrial.registration import Protocol
@@ -178,7 +177,7 @@ def _rotation_block_s(
     )
     fast = [name for name in names if name not in slow]
     rounds = rotation.rounds_of(len(fast), cell.get("rounds", rules["rounds"]))
-    turns = SHOWING_ROUNDS + rounds // rules["slow_every"]
+    turns = rounds // rules["slow_every"]
     steps = sum(step[n] * (turns if n in slow else rules["warmup_rounds"] + rounds) for n in names)
     filled = cell["sessions"] * sum(speed.of("arm_s", name)(context) for name in names)
     oracle = len(names) * rules["output_steps"] * ORACLE_S * context * q_heads

@@ -28,7 +28,7 @@ from kvtrial.show import answers, fleet
 class _Run:
     """What a run has measured, and what it is of."""
 
-    facts: dict[str, Any]
+    facts: facts.Run
     protocol: Protocol
     measured: Measured
 
@@ -40,7 +40,7 @@ class _Run:
         own = facts.of_run(rows)
         chosen, _ = validity.first_complete_attempts(rows)
         judged = validity.judge(chosen, registered)
-        measured = Measured(judged.valid_rows, registered, own["profile"], own["usable_cpus"])
+        measured = Measured(judged.valid_rows, registered, own.profile, own.usable_cpus)
         return cls(own, registered, measured)
 
     def logs(self, cell: Cell, name: str) -> np.ndarray | None:
@@ -75,7 +75,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     """
     runs = [_Run.of(path) for path in (first, second)]
     for what, values in {
-        "model": [run.facts["model"] for run in runs],
+        "model": [run.facts.model for run in runs],
         "reference": [run.protocol["decision"]["reference"] for run in runs],
     }.items():
         if values[0] != values[1]:
@@ -126,7 +126,7 @@ def _change(before: np.ndarray, after: np.ndarray, confidence: float) -> dict[st
 
 def _described(run: _Run) -> dict[str, Any]:
     keys = ("run_id", "machine", "model", "measured")
-    return {**{key: run.facts[key] for key in keys}, "protocol": run.protocol["name"]}
+    return {**{key: getattr(run.facts, key) for key in keys}, "protocol": run.protocol["name"]}
 
 
 def compared(document: dict[str, Any]) -> list[dict[str, str]]:

@@ -239,19 +239,20 @@ def memory(available: int, needed: int | None, what: str) -> Finding:
 
 
 def disk(folder: str, free: int, needed: int | None, kind: str, fsync_ms: float) -> Finding:
-    """The disk that holds the results; ``fsync_ms``: median of small writes made durable."""
+    """Where the cold tier is measured; ``free``: there and below the results; ``fsync_ms``: median of small
+    writes made durable."""
     value = {"folder": folder, "free_bytes": free, "type": kind, "fsync_ms": round(fsync_ms, 4)}
     shown = f"{_gb(free)} free on {kind or 'an unknown file system'}, fsync {fsync_ms:.2g} ms"
     if needed is not None and free < needed:
         state, meaning = (
             State.STOP,
-            f"a run writes about {_gb(needed)}: free that, or point KVTRIAL_RESULTS elsewhere",
+            f"a run writes about {_gb(needed)}: free that, or let KVTRIAL_RESULTS name another folder",
         )
     elif kind in ("tmpfs", "ramfs"):
         state, meaning = (
             State.POOR,
-            "this is memory: the cold tier is measured where the results lie, so its figures mean "
-            "nothing here; point KVTRIAL_RESULTS at a disk",
+            "this is memory, so the cold tier's figures would mean nothing: let KVTRIAL_SCRATCH name a "
+            "folder on a disk",
         )
     elif fsync_ms < HONEST_FSYNC_MS:
         state, meaning = (
@@ -410,10 +411,9 @@ def _needs(model: str, registered: Protocol) -> tuple[int | None, int | None, st
 
 
 def _disk(needed: int | None) -> Finding:
-    """The file system below the results, asked by writing to it."""
-    folder = paths.results_dir()
-    while not folder.is_dir():
-        folder = folder.parent
+    """The disk of the cold tier, asked by writing to it, and the room below the results."""
+    results = _there(paths.results_dir())
+    folder = _there(paths.scratch_dir(results))
     times = []
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(FSYNCS):
@@ -422,8 +422,15 @@ def _disk(needed: int | None) -> Finding:
             start = clock.now_ns()
             os.fsync(file.fileno())
             times.append(clock.elapsed_ns(start, clock.now_ns(), "fsync") / 1e6)
-    free = psutil.disk_usage(str(folder)).free
+    free = min(psutil.disk_usage(str(where)).free for where in (folder, results))
     return disk(str(folder), free, needed, _file_system(folder), statistics.median(times))
+
+
+def _there(folder: Path) -> Path:
+    """The nearest folder above that is there."""
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
 
 
 def _file_system(folder: Path) -> str:

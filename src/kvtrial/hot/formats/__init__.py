@@ -3,11 +3,12 @@
 A format of another package is registered as these are, by an entry point in the group ``kvtrial.formats``
 whose name is the record's; a candidate opens the pool with it: ``open_paged(spec, format="bf16")``.
 
-=================  =========================================================================
-`fp32`, ``_fp32``  floats as they are, and with K transposed
-`fp16`, ``_fp16``  halves, and with K transposed
-`q8_0`, ``_q8_0``  blocks of 32 int8 with a step
-=================  =========================================================================
+=============================  ==============================================================
+`fp32`, ``_fp32``              floats as they are, and with K transposed
+`fp16`, ``_fp16``              halves, and with K transposed
+`q8_0`, ``_q8_0``              blocks of 32 int8 with a step
+`int_panels`, ``_int_panels``  int8 and 4-bit codes as panels for integer products, rotated or not
+=============================  ==============================================================
 
 The first is the record, the second its ``kv_rows``, which moves rows in and out of a page.
 """
@@ -27,7 +28,6 @@ from kvtrial.contract import (
     InvalidArgument,
     KVError,
     Profile,
-    flag,
     shown,
 )
 
@@ -46,22 +46,15 @@ class RowFormat:
         The numerical profile of what `read` gives back, with its bound.
     rows : callable
         Gives the PyCapsule named "kvtrial.kv_rows", a ``kv_rows`` of native/kv_rows.h: bytes of a row, write,
-        read, what does not fit.
+        read, what does not fit, and where floats can be written in place (``reserve_slot``).
     kernel : callable
         Gives the PyCapsule named "kvtrial.kv_kernel", a ``kv_span_fn`` of native/kv_kernel.h.
-    transposed : bool
-        K lies [head_dim][token] within the page. Only rows of elements can.
-    in_place : bool
-        An element is a float32 as the machine has it, so that rows can be written where they lie
-        (``reserve_slot``).
     """
 
     name: str
     profile: Profile
     rows: Callable[[], Any]
     kernel: Callable[[], Any]
-    transposed: bool = False
-    in_place: bool = False
 
     def __post_init__(self) -> None:
         """`InvalidArgument` for a field of another kind: pages are named by the name."""
@@ -78,8 +71,6 @@ class RowFormat:
                 raise InvalidArgument(
                     f"{what} of format {self.name} is {shown(getattr(self, what))}; give something to call"
                 )
-        for what in ("transposed", "in_place"):
-            flag(getattr(self, what), what)
 
     def native(self, what: str) -> Any:
         """What ``rows`` or ``kernel`` gives; `CandidateNotBuilt` says why one can't."""

@@ -23,13 +23,13 @@ FP16 = RowFormat(
     name="fp16",
     # 65520 lies half-way between the largest half and the next one, if there were one.
     profile=Profile("fp16", limit=65520.0, bound=_bound, rounded=_rounded),
-    rows=lambda: compiled("formats._fp16").rows(),
+    rows=lambda: compiled("formats._fp16").rows()["fp16"],
     kernel=lambda: compiled("_kernels_simd").kernels()["fp16"],
 )
 
 FP16T = replace(
     FP16,
     name="fp16t",
+    rows=lambda: compiled("formats._fp16").rows()["fp16t"],
     kernel=lambda: compiled("_kernels_panel_simd").kernels()["fp16t"],
-    transposed=True,
 )

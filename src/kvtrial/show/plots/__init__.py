@@ -14,6 +14,7 @@ from kvtrial.show.plots import (
     error_rates,
     forest,
     peers,
+    quality,
     recompute,
     restore,
     roofline,
@@ -29,6 +30,7 @@ FIRST = "first"
 FIGURES = {
     "arms": arms,
     "scaling": scaling,
+    "quality": quality,
     "forest": forest,
     "waterfall": waterfall,
     "ecdf": ecdf,

@@ -15,9 +15,9 @@ SECTION = "first"
 TITLE = "How fast each arm decodes"
 CAPTION = (
     "Decode tokens/s by filled positions, one session, one thread: the geometric mean over n blocks with its "
-    "two-sided 95% interval. Filled and shaded: what to run. On the right: bytes that the cache takes for a "
-    "token. Intervals of one arm say nothing about a difference of two, which is measured in pairs and far "
-    "narrower. Arms many times slower are named below the panels; the table has their figures."
+    "two-sided 95% interval. Filled and shaded: what to run, where that is decided. On the right: bytes that "
+    "the cache takes for a token. Intervals of one arm say nothing about a difference of two: that is measured "
+    "in pairs, and far narrower. An arm many times slower is named below the panels; the table has it."
 )
 
 #: An arm that many times slower than the fastest would squeeze the others into a corner.
@@ -34,6 +34,8 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     shown = [arm for arm in measured if _rate(arm, primary) * _SLOW >= fastest]
     slow = [arm for arm in measured if arm not in shown]
     contexts = answers.contexts(verdict)
+    if style.is_stacked():  # what decides comes first
+        contexts.sort(key=lambda context: context != primary)
     drawn, axes = style.figure(
         len(contexts),
         width=1.9 + 2.4 * len(contexts),
@@ -49,20 +51,17 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         n = f" (n = {style.span_of(counts)})" if counts else ""
         axis.set_title(f"{context:,} positions{deciding}{n}", fontsize=9)
         axis.set_ylim(-0.7, len(shown) - 0.3)
-        axis.set_yticks(range(len(shown)), [""] * len(shown))
         axis.margins(x=0.12)
         axis.set_xlabel("tokens/s")
         for line, arm in enumerate(reversed(shown)):
             if arm.chosen:
                 axis.axhspan(line - 0.45, line + 0.45, color="#0072B2", alpha=0.12, linewidth=0)
-    axes[0].set_yticks(
-        range(len(shown)),
-        [f"{arm.name}, {arm.state}" if arm.chosen else arm.name for arm in reversed(shown)],
-        fontsize=9,
-    )
-    for label, arm in zip(axes[0].get_yticklabels(), reversed(shown)):
-        label.set_fontweight("bold" if arm.chosen else "normal")
-    _sizes(axes[-1], shown)
+    names = [f"{arm.name}, {arm.state}" if arm.chosen else arm.name for arm in reversed(shown)]
+    style.name_rows(axes, names, fontsize=9)
+    for axis in axes:
+        for label, arm in zip(axis.get_yticklabels(), reversed(shown)):
+            label.set_fontweight("bold" if arm.chosen else "normal")
+    _sizes(axes[0 if style.is_stacked() else -1], shown)
     if slow:
         named = ", ".join(f"{arm.name} {answers.significant(_rate(arm, primary))}" for arm in slow)
         drawn.supxlabel(f"not drawn, in tokens/s at {primary:,}: {named}", fontsize=8)

@@ -12,9 +12,9 @@ from kvtrial.show.plots import style
 
 TITLE = "Step latency"
 CAPTION = (
-    "Share of decode steps that took at most so long, one session, one thread; n: steps of each arm, "
-    "all blocks of the cell together, void ones too. Nothing is trimmed, and no interval is drawn: "
-    "steps of one block are not independent."
+    "Share of decode steps that finished within the time on the x axis, one session, one thread; n: steps "
+    "of each arm, all blocks of the cell together, void ones too. Nothing is trimmed, and no interval is "
+    "drawn: steps of one block are not independent."
 )
 
 
@@ -38,11 +38,22 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
             if values.size:
                 counts.append(values.size)
                 share = np.arange(1, values.size + 1) / values.size
-                axis.step(values, share, where="post", label=str(name), **style.line(str(name)))
+                look = style.look(str(name)) | style.line(str(name))
+                # A few markers on each curve, so that hue alone tells no two apart.
+                few = max(1, values.size // 5)
+                axis.step(
+                    values,
+                    share,
+                    where="post",
+                    label=str(name),
+                    markersize=4,
+                    markevery=few,
+                    **look,
+                )
         style.plain_log(axis, "x")
         axis.set_title(f"{context:,} positions (n = {style.span_of(counts)})", fontsize=9)
         axis.set_xlabel("step latency, ms (log scale)")
         axis.set_ylim(0, 1)
     axes[0].set_ylabel("share of steps")
-    style.legend_below(drawn, axes, 4)
+    style.legend_below(drawn, axes, 6)
     return drawn

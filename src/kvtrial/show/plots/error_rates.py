@@ -55,7 +55,7 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     )
     axis.set_ylim(-0.03, 1.03)
     labels = [f"{x:+g}%" if x else "0%" for x in improvements]
-    axis.set_xticks(improvements, labels, fontsize=8)
+    axis.set_xticks(improvements, labels, fontsize=8, rotation=45)
     axis.set_xlabel(f"true improvement of {rates['challenger']} over the incumbents")
     axis.set_ylabel(f"chance of adopting ({rates['simulations']:,} simulated runs)")
     axis.legend(fontsize=8, loc="upper left")

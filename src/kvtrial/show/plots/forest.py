@@ -102,15 +102,11 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         axis.set_xlim(left, right)
         style.plain_log(axis, "x")
         axis.set_ylim(-0.7, len(rows) - 0.3)
-        axis.set_yticks(range(len(rows)), [""] * len(rows))
         axis.set_xlabel("ratio of tokens/s (log scale)")
         if roles[context] == "primary":
             _edges(axis, rows, verdict.get("decision", {}))
-    axes[0].set_yticks(
-        range(len(rows)),
-        [f"{r['top']} / {r['bottom']}{labels.of_contrast(r)}" for r in rows],
-        fontsize=8,
-    )
+    names = [f"{r['top']} / {r['bottom']}{labels.of_contrast(r)}" for r in rows]
+    style.name_rows(axes, names, fontsize=8)
     return drawn
 
 

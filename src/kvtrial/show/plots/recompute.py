@@ -49,5 +49,5 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     style.plain_log(axis, "y")
     axis.set_xlabel("tokens of the prefix")
     axis.set_ylabel("ms")
-    axis.legend(fontsize=8)
+    style.legend_below(drawn, [axis], 3)
     return drawn

@@ -24,8 +24,8 @@ CAPTION = (
 )
 
 _CEILINGS = (
-    ("probe/read_gb_per_s", "streaming read", "#56B4E9"),
-    ("probe/fma_gflop_per_s", "multiply-add", "#E69F00"),
+    ("probe/read_gb_per_s", "streaming read", "#2F8DC4", "//"),
+    ("probe/fma_gflop_per_s", "multiply-add", "#B07800", ".."),
 )
 #: Between arms of one intensity, as a factor.
 _APART = 1.045
@@ -122,7 +122,7 @@ def _ceilings(axis: Axes, probes: pd.DataFrame) -> None:
     """The slope of the read and the flat of the arithmetic, with room around the dots."""
     low, high = (float(edge) for edge in axis.dataLim.intervalx)
     x = np.geomspace(low / 1.6, high * 1.6, 2)
-    for metric, label, colour in _CEILINGS:
+    for metric, label, colour, hatch in _CEILINGS:
         values = probes.loc[probes["metric"] == metric, "value"]
         if values.empty:
             continue
@@ -132,6 +132,7 @@ def _ceilings(axis: Axes, probes: pd.DataFrame) -> None:
             rate * values.min(),
             rate * values.max(),
             color=colour,
+            hatch=hatch,
             alpha=0.4,
             linewidth=1,
             label=label,

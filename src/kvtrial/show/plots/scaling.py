@@ -42,5 +42,5 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
     style.plain_log(axis, "y")
     axis.set_xlabel("filled positions")
     axis.set_ylabel("decode tokens/s")
-    axis.legend(fontsize=8, ncols=2)
+    style.legend_below(drawn, [axis], 6)
     return drawn

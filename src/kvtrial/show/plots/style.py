@@ -1,10 +1,15 @@
-"""One style for every figure: colour-blind safe, the same colour for an arm everywhere."""
+"""One style for every figure: colour-blind safe, the same colour and marker for an arm everywhere.
+
+A figure is drawn twice: with its panels side by side, and for a phone with one panel below the other.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import matplotlib
@@ -17,13 +22,14 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 #: Okabe and Ito's palette, which stays distinct under the common colour-vision deficiencies, with a grey,
-#: a wine red, an olive, an indigo and a teal beside it.
-_PALETTE = (
-    "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8C8C8C",
-    "#882255", "#999933", "#332288", "#44AA99",
+#: a wine red, an olive, an indigo and a teal; then darker and lighter ones of theirs. Light ones are darkened
+#: to a contrast of 3 on white.
+PALETTE = (
+    "#000000", "#B07800", "#2F8DC4", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8C8C8C",
+    "#882255", "#87871F", "#332288", "#2F8F80", "#661100", "#5B8DC0", "#AA4466", "#117733",
 )  # fmt: skip
-_KNOWN = ("K0", "A1", "A2", "K1", "K2", "K3", "K4", "K5", "K1C", "K1T", "K3T", "K2T")
-_MARKERS = "osD^vP*Xh<>p"
+_KNOWN = ("K0", "A1", "A2", "K1", "K2", "K3", "K4", "K5", "K1C", "K1T", "K3T", "K2T", "K5T", "K6", "K6N", "K7")
+_MARKERS = "osD^vP*Xh<>pHd8."
 _STRANGERS = "x+1234"
 # The cold stores have figures of their own, the control is no pair's.
 _PLACES = {name: place for place, name in enumerate(_KNOWN)} | {
@@ -40,10 +46,10 @@ def look(name: str) -> dict[str, Any]:
     An arm of another package shares a colour with one of ours; its marker is of strokes.
     """
     if name in _PLACES:
-        return {"color": _PALETTE[_PLACES[name]], "marker": _MARKERS[_PLACES[name]]}
+        return {"color": PALETTE[_PLACES[name]], "marker": _MARKERS[_PLACES[name]]}
     index = sum(name.encode())
     return {
-        "color": _PALETTE[index % len(_PALETTE)],
+        "color": PALETTE[index % len(PALETTE)],
         "marker": _STRANGERS[index % len(_STRANGERS)],
     }
 
@@ -53,14 +59,35 @@ def line(name: str) -> dict[str, Any]:
     return {"color": look(name)["color"], "linestyle": "-" if name in _PLACES else "--"}
 
 
+#: Width of a figure for a phone, inches: its words keep a size at which they can be read.
+_NARROW = 4.3
+_stacked: ContextVar[bool] = ContextVar("stacked", default=False)
+
+
+def is_stacked() -> bool:
+    """Whether panels lie below each other."""
+    return _stacked.get()
+
+
+@contextlib.contextmanager
+def stacked() -> Iterator[None]:
+    """Figures that are made in the body have one panel below the other."""
+    token = _stacked.set(True)
+    try:
+        yield
+    finally:
+        _stacked.reset(token)
+
+
 def figure(
-    columns: int = 1, *, width: float = 7.2, height: float = 4.0
+    panels: int = 1, *, width: float = 7.2, height: float = 4.0
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with ``columns`` axes side by side, sizes in inches."""
-    drawn, axes = plt.subplots(
-        1, columns, figsize=(width, height), squeeze=False, layout="constrained"
-    )
-    listed = list(axes[0])
+    """A figure with ``panels`` axes side by side, or within `stacked` below each other; sizes in inches."""
+    grid, size = (1, panels), (width, height)
+    if is_stacked():
+        grid, size = (panels, 1), (_NARROW, panels * height)
+    drawn, axes = plt.subplots(*grid, figsize=size, squeeze=False, layout="constrained")
+    listed = list(axes.flat)
     for axis in listed:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25, linewidth=0.6)
@@ -68,15 +95,28 @@ def figure(
     return drawn, listed
 
 
-def legend_below(drawn: Figure, axes: Iterable[Axes], columns: int) -> None:
-    """One legend below all panels, each label once."""
+def name_rows(axes: Sequence[Axes], names: Sequence[str], **text: Any) -> None:
+    """Names of the rows that all panels share: on the first of those side by side, on each of those stacked."""
+    for number, axis in enumerate(axes):
+        said = names if number == 0 or is_stacked() else [""] * len(names)
+        axis.set_yticks(range(len(names)), said, **text)
+
+
+def legend_below(drawn: Figure, axes: Iterable[Axes], columns: int, title: str = "") -> None:
+    """One legend below all panels, each label once: it covers no line."""
     handles = {
         label: handle
         for axis in axes
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     drawn.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=8
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(columns, 4) if is_stacked() else columns,
+        fontsize=8,
+        title=title or None,
+        title_fontsize=8,
     )
 
 

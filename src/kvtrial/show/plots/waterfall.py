@@ -18,7 +18,8 @@ CAPTION = (
 )
 
 
-_SHADES = ("#56B4E9", "#0072B2", "#D55E00", "#000000")
+#: Colour and marker of each context.
+_SHADES = (("#2F8DC4", "o"), ("#D55E00", "s"), ("#332288", "^"), ("#000000", "D"))
 
 
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
@@ -41,13 +42,12 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         for row in own:
             place = contexts.index(row["context"])
             y = len(ids) - 1 - ids.index(row["id"]) + 0.18 * (place - (len(contexts) - 1) / 2)
-            color = _SHADES[place % len(_SHADES)]
+            color, marker = _SHADES[place % len(_SHADES)]
             axis.plot(row["ci95"], [y, y], color=color, linewidth=2)
-            axis.plot(row["ratio"], y, "o", color=color, markersize=5)
+            axis.plot(row["ratio"], y, marker, color=color, markersize=5)
         n = style.span_of(h["n_blocks"] for h in own)
         what = "attention alone" if alone else "decode"
         axis.set_title(f"{what}, {shape} (n = {n})", fontsize=9)
-        axis.set_yticks(range(len(ids)), [""] * len(ids))
         axis.set_ylim(-0.6, len(ids) - 0.4)
         axis.axvline(1.0, color="#444444", linewidth=1)
         style.plain_log(axis, "x")
@@ -56,9 +56,9 @@ def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
         h["id"]: f"{h['id']}  {h['from']} → {h['to']}{labels.of_contrast(h)}\n{h['claim']}"
         for h in rows
     }
-    axes[0].set_yticks(range(len(ids)), [named[i] for i in reversed(ids)], fontsize=8)
+    style.name_rows(axes, [named[i] for i in reversed(ids)], fontsize=8)
     for place, context in enumerate(contexts):
-        color = _SHADES[place % len(_SHADES)]
-        axes[-1].plot([], [], "o-", color=color, label=f"{context:,}")
-    axes[-1].legend(title="context", loc="best", fontsize=8)
+        color, marker = _SHADES[place % len(_SHADES)]
+        axes[-1].plot([], [], f"{marker}-", color=color, label=f"{context:,}")
+    style.legend_below(drawn, axes, len(contexts), title="filled positions")
     return drawn
