@@ -154,7 +154,7 @@ def test_the_suite_needs_no_file_and_ends_with_a_summary(capfd):
         ["passed", "P=16", "KvAppendRequiresOwner"],
         ["gap", "P=16", "AttentionMasksHoles"],
     ]
-    assert summary == "K0: 1 passed, 0 failed, 1 gaps"
+    assert summary == "K0: 1 passed, 0 failed, 1 gap"
 
 
 def test_a_crash_and_a_failure_are_in_the_summary():

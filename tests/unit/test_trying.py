@@ -112,7 +112,7 @@ def small(tmp_path, monkeypatch):
 
 def test_what_can_not_come_to_an_end_is_refused_before_anything_runs(small, monkeypatch):
     monkeypatch.setattr(trying, "_conformance", lambda *a: pytest.fail("the suite was run"))
-    with pytest.raises(ConfigError, match="1 blocks give no interval; give 2 or more"):
+    with pytest.raises(ConfigError, match="1 block can't have an interval; give 2 or more"):
         trying.measure("K2", model="tiny-llama", contexts=[96], count=1)
     with pytest.raises(WorkloadError, match="needs 10000512 tokens"):
         trying.measure("K2", model="tiny-llama", contexts=[96, 10_000_000])
@@ -225,7 +225,7 @@ def test_what_failed_is_said_and_makes_it_unsound():
         "0.85",
         "X1 is 1.200x K1 at 4,096 [1.100, 1.300]: faster",
         "beside K1's logits: KLD 0.0002, top token equal in 97%",
-        "2 runs of blocks were discarded as disturbed",
+        "2 runs of blocks discarded as disturbed",
         "nothing is adopted",
     ):
         assert part in said, part

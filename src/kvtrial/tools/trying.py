@@ -26,7 +26,7 @@ from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.decision import output, validity
 from kvtrial.decision.contrasts import Measured, contrast, contrast_of, digits
-from kvtrial.host import build, machine, paths, selection
+from kvtrial.host import build, machine, paths, printed, selection
 from kvtrial.host.files import write_text
 from kvtrial.measure import figures, shapes
 from kvtrial.measure.exclusive import exclusive
@@ -143,7 +143,9 @@ def measure(
         for context in contexts or [primary["context"]]
     ]
     if count is not None and count < FEWEST_BLOCKS:
-        raise ConfigError(f"{count} blocks give no interval; give {FEWEST_BLOCKS} or more")
+        raise ConfigError(
+            f"{printed.count(count, 'block')} can't have an interval; give {FEWEST_BLOCKS} or more"
+        )
     loaded = models.load_model(gguf)
     texts = [corpus.session_tokens(loaded.tokenizer, cell["context"], 0) for cell in cells]
     for cell in cells:
