@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kvtrial import candidates
-from kvtrial.conformance import run_isolated
+from kvtrial.conformance import TESTS, isolated, run_isolated
 from kvtrial.contract import Capability, UnknownCandidate
 
 
@@ -53,4 +54,29 @@ def test_each_outcome_is_told_as_it_comes(tmp_path: Path) -> None:
 
 def test_a_process_that_says_nothing_any_more_is_ended_in_time(tmp_path: Path) -> None:
     document = run_isolated("K1", tmp_path / "K1.json", timeout_s=0.01)
-    assert (document["passed"], document["crash"]) == (False, "not finished after 0.01 s")
+    first = f"not finished after 0.01 s, in {TESTS[0].name} at P=16"
+    assert (document["passed"], document["crash"]) == (False, first)
+
+
+def test_a_crash_names_the_test_that_it_was_in_and_the_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case: a kernel that ignored `valid` left a dump of its stack, and nothing said in which test."""
+    asked = (
+        "AttentionMasksHoles",
+        "KvAppendRequiresOwner",
+    )  # in whatever order: the suite has its own
+    dump = 'Fatal Python error: Segmentation fault\n\nThread 0x1:\n  File "k.py", line 3 in attend\n  File "x"'
+
+    def dies(command: object, timeout_s: float, listen: Callable[[str], None]) -> tuple[int, str]:
+        listen("passed P=16 KvAppendRequiresOwner")
+        return -11, dump
+
+    monkeypatch.setattr(isolated, "_run", dies)
+    said: list[str] = []
+    found = run_isolated("K1", tmp_path / "K1.json", (16,), asked, echo=said.append)
+    where = (
+        'crashed in AttentionMasksHoles at P=16: ended by SIGSEGV: File "k.py", line 3 in attend'
+    )
+    assert (found["crash"], found["passed"]) == (where, False)
+    assert said == ["passed P=16 KvAppendRequiresOwner"]

@@ -84,8 +84,8 @@ def test_what_is_not_in_both_is_said(tmp_path: Path):
     assert {row["context"] for row in found["rows"]} == {4096, 16384}
     assert "K5" not in {row["candidate"] for row in found["rows"]}
     said = "\n".join(comparing.notes(found))
-    assert "512 positions, 1 sessions, 1 threads: a cell of before alone" in said
-    assert "K5 at 4,096 positions, 1 sessions, 1 threads: not measured in both" in said
+    assert "512 positions, 1 session, 1 thread: a cell of before alone" in said
+    assert "K5 at 4,096 positions, 1 session, 1 thread: not measured in both" in said
     assert "Two machines" in said
 
 

@@ -296,7 +296,7 @@ def test_no_cython_arm_that_can_stay_is_no_answer() -> None:
     lacking = dict.fromkeys(REGISTERED["decision"]["incumbents"], "branch")
     verdict = decide(trial(flat(**BASE, K3=11.0), missing=lacking), REGISTERED)
     assert verdict.outcome == INCONCLUSIVE
-    assert "no Cython FP32 arm is eligible" in verdict.data["language"]["reason"]
+    assert "no FP32 incumbent is eligible" in verdict.data["language"]["reason"]
 
 
 @pytest.mark.parametrize(("k1t", "reference"), [(22.0, "K1"), (21.0, "K1T")])

@@ -12,7 +12,8 @@ import pytest
 
 from kvtrial.decision import validity
 from kvtrial.host import build, machine
-from kvtrial.measure import child
+from kvtrial.measure import child, rotation
+from kvtrial.measure.baton import Baton, OutOfStep, PartnerGone
 from kvtrial.measure.plan import Hopeless, SamplingPlan
 from kvtrial.run import events
 from kvtrial.run.journal import Journal
@@ -305,6 +306,80 @@ def test_too_little_memory_stops_the_stage_and_blames_no_arm(stage, module, tmp_
         run(stage, module, tmp_path / "log", 1, ["K0", "K3"], hungry="K3")
     with pytest.raises(machine.NotEnoughMemory):
         child.failed_row(machine.NotEnoughMemory("1 byte"))
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    """A measured module whose arms step by turns, and write down when: one that is ``bad`` dies at its third."""
+    (tmp_path / "by_turns.py").write_text(
+        textwrap.dedent(
+            """
+            import os, signal, sys
+            from kvtrial.measure.baton import Baton
+            from kvtrial.measure.child import main
+            from kvtrial.measure.rotation import orders
+            def measure(spec, note):
+                (own,), baton, made = spec["own"], Baton(**spec["baton"]), 0
+                for number, order in enumerate(orders(spec["candidates"], 8, seed=5)):
+                    for name in order:
+                        if name != own:
+                            baton.give(number)
+                            continue
+                        baton.take(number)
+                        note(own)
+                        made += 1
+                        if own == spec.get("bad") and made == 3:
+                            os.kill(os.getpid(), signal.SIGSEGV)
+                        with open(spec["log"], "a") as log:
+                            log.write(f"{number}{own} ")
+                        note("")
+                return [{"candidate": own, "metric": "m2/step_ms", "value": float(made)}]
+            if __name__ == "__main__":
+                main(measure, sys.argv)
+            """
+        )
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return {
+        "log": str(tmp_path / "log"),
+        "candidates": ["K1", "K1@3f2a1bc"],
+        "pythons": {"K1": sys.executable, "K1@3f2a1bc": sys.executable},
+    }
+
+
+def test_two_processes_step_by_turns_in_the_order_of_the_rotation(pair, tmp_path):
+    rows = child.run("by_turns", pair, 1)
+    assert [(r["candidate"], r["value"]) for r in rows] == [("K1", 8.0), ("K1@3f2a1bc", 8.0)]
+    made = (tmp_path / "log").read_text().split()
+    expected = rotation.orders(pair["candidates"], 8, seed=5)
+    assert made == [f"{number}{name}" for number, order in enumerate(expected) for name in order]
+
+
+def test_the_side_that_died_is_blamed_and_the_other_does_not_wait_for_ever(pair):
+    with pytest.raises(child.ChildDied, match="SIGSEGV while it ran K1@3f2a1bc") as caught:
+        child.run("by_turns", {**pair, "bad": "K1@3f2a1bc"}, 1)
+    assert caught.value.candidate == "K1@3f2a1bc"
+
+
+def test_sides_that_are_not_at_the_same_step_are_no_pair():
+    there, back = os.pipe(), os.pipe()
+    first, second = Baton(back[0], there[1], held=True), Baton(there[0], back[1], held=False)
+    first.take(0)
+    first.give(1)
+    first.give(1)  # it has gone already
+    second.take(1)
+    second.give(2)
+    with pytest.raises(OutOfStep, match="step 3 was to come, and the other side is at 2"):
+        first.take(3)
+    os.close(back[1])
+    with pytest.raises(PartnerGone):
+        first.take(4)
+    os.close(there[0])
+    first = Baton(back[0], there[1], held=True)
+    with pytest.raises(PartnerGone):
+        first.give(5)
+    os.close(back[0])
+    os.close(there[1])
 
 
 def test_a_process_that_ends_badly_says_how(stage, module, tmp_path):

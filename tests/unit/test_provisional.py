@@ -15,7 +15,7 @@ from kvtrial.decision.verdict import MixedProtocol
 from kvtrial.run import events
 from kvtrial.run.journal import Journal
 from kvtrial.stages.after import provisional
-from kvtrial.tools import command
+from kvtrial.tools import command, verbs
 
 
 def unfinished(folder: Path, blocks: dict[int, int], without: tuple[str, ...] = ()) -> Path:
@@ -138,6 +138,6 @@ def test_the_newest_of_a_verdict_and_a_run_at_work_is_shown(tmp_path, monkeypatc
         touch(path, 100)
     touch(tmp_path / "new" / "journal" / "m2" / "attempt-1", 300)
     touch(tmp_path / "old" / "verdict.json", 200)
-    assert command._newest_run().name == "new"
+    assert verbs._newest_run().name == "new"
     touch(tmp_path / "old" / "verdict.json", 400)
-    assert command._newest_run().name == "old"
+    assert verbs._newest_run().name == "old"

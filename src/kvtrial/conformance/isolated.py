@@ -111,9 +111,10 @@ def run_isolated(
                 on_outcome(*ended[-1])
 
     code, stderr = _run(command, timeout_s, listen)
-    order = [(test, p) for p in page_tokens for test in tests or [test.name for test in TESTS]]
+    asked = [test.name for test in TESTS if not tests or test.name in tests]
     inside = next(
-        (f"in {test} at P={p}" for test, p in order if (test, p) not in ended), "at its end"
+        (f"in {t} at P={p}" for p in page_tokens for t in asked if (t, p) not in ended),
+        "at its end",
     )
     if code is None:
         crash = f"not finished after {timeout_s:g} s, {inside}"

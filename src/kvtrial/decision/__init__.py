@@ -11,7 +11,7 @@ Read `verdict` first; it calls all others in this order:
 `quality`         what reduced precision costs, with bounds
 `output`          whose timed output was right
 `eligibility`     who may win, and why not
-`language`        does a Rust arm replace Cython: ADOPT, KEEP or INCONCLUSIVE
+`language`        does a challenger replace the incumbents: ADOPT, KEEP or INCONCLUSIVE
 `running`         what to run: the FP32 arm, or a profile whose quality is shown
 `rule`            that rule for one challenger, on arrays: the simulation asks the same lines
 `attribution`     the hypotheses, the profiles, the control, direct write

@@ -1,4 +1,7 @@
-"""Which language: does a Rust arm replace Cython? And which Cython arm stays."""
+"""Which language: does a challenger replace the incumbents? And which of those stays.
+
+The registration says who is which; as it comes, Rust challenges Cython.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Answer:
     adopted : str or None
         The FP32 store to run.
     reference : str or None
-        The best eligible Cython arm: the reference path.
+        The best eligible incumbent: the reference path.
     retired : tuple of str
         Not to be loaded as a runtime store any more.
     challenger : str or None
@@ -91,7 +94,7 @@ def decide(
     except stats.Unusable as problem:
         return Answer(INCONCLUSIVE, str(problem))
     if stays is None:
-        return Answer(INCONCLUSIVE, "no Cython FP32 arm is eligible to run")
+        return Answer(INCONCLUSIVE, "no FP32 incumbent is eligible to run")
     skipped = takewhile(lambda n: not reasons.eligible(n), decision["challengers"])
     said = [f"{name} is out ({'; '.join(map(str, reasons[name]))})" for name in skipped]
     kept = Answer(
@@ -103,7 +106,7 @@ def decide(
     )
     challenger = reasons.first_eligible(decision["challengers"])
     if challenger is None:
-        said.append(f"No Rust arm can win. Cython stays, by {stays}")
+        said.append(f"No challenger can win. {stays} stays")
         return replace(kept, reason=". ".join(said))
     try:
         tested = _test(challenger, incumbents, stays, measured, layouts, protocol)
@@ -111,15 +114,15 @@ def decide(
         return Answer(INCONCLUSIVE, ". ".join([*said, str(problem)]), challenger=challenger)
     said.append(tested.reason)
     if tested.outcome == ADOPT:
-        retired = tuple(n for n in ("K0",) if n in protocol["candidates"])
-        return replace(tested, reason=". ".join(said), reference=stays, retired=retired)
+        baseline = protocol["parity"]["baseline"]
+        return replace(tested, reason=". ".join(said), reference=stays, retired=(baseline,))
     untested = decision["challengers"][decision["challengers"].index(challenger) + 1 :]
     if untested:
         said.append(
             f"{' and '.join(untested)} {'was' if len(untested) == 1 else 'were'} not tested: only the first "
             f"available challenger is, and that was {challenger}"
         )
-    said.append(f"Cython stays, by {stays}")
+    said.append(f"{stays} stays")
     return replace(
         tested,
         reason=". ".join(said),
@@ -130,7 +133,7 @@ def decide(
 
 
 def staying(measured: Measured, reasons: Reasons, protocol: Protocol) -> str | None:
-    """Which Cython FP32 arm stays: the registered reference, unless another one is better by its interval.
+    """Which FP32 incumbent stays: the registered reference, unless another one is better by its interval.
 
     Another one has to be better than the reference in the primary cell by an interval that excludes 1, and to
     pass the vetoes: an answer by point estimates would flip with the noise. Where the reference can't stay, the
@@ -211,7 +214,7 @@ def _test(
             if own.low[i] < rule.worst_allowed(decision)
         ]
         reason = (
-            f"{challenger} is faster than every Cython FP32 arm ({', '.join(incumbents)}) by an interval "
+            f"{challenger} is faster than every FP32 incumbent ({', '.join(incumbents)}) by an interval "
             f"that begins at {at_least} or more at {cells[0]['context']}, and no other context is worse by "
             f"more than {allowed}"
         )

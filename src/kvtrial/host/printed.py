@@ -32,6 +32,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
+def count(number: int, what: str) -> str:
+    """``1 page``, ``1,200 pages``."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
 def console(*, stderr: bool = False) -> Console:
     """The terminal, or the file or pipe that stands for it."""
     from rich.console import Console

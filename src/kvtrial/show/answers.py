@@ -125,6 +125,10 @@ class Arm:
 
 
 RUN_THIS = "run this"
+MEASURED_ONLY = (
+    "measured only: the registration has it among candidates, but not among decision's challengers, incumbents or "
+    "profiles, so it could not win (kvtrial protocol --add puts a candidate there)"
+)
 _GIB = 2**30
 
 
@@ -261,6 +265,8 @@ def _why_not(verdict: Verdict, name: str, row: Row) -> tuple[str, list[str]]:
         return language["kind"] or language["outcome"].lower(), []
     if name in language["retired"]:
         return "not tested", []
+    if name not in {row["incumbent"] for row in verdict["contrasts"]}:
+        return "measured only", [MEASURED_ONLY]
     return "", []
 
 

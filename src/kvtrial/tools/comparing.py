@@ -17,6 +17,7 @@ from kvtrial.contract import shown
 from kvtrial.decision import facts, stats, validity
 from kvtrial.decision.contrasts import Measured, cell_key, digits
 from kvtrial.decision.verdict import refuse_mixed
+from kvtrial.host import printed
 from kvtrial.measure.plan import cell_name
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import events, protocol
@@ -89,7 +90,8 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     others = {cell_name(cell): cell for cell in runs[1].measured.cells}
     for cell in runs[0].measured.cells:
         where = (
-            f"{cell['context']:,} positions, {cell['sessions']} sessions, {cell['threads']} threads"
+            f"{cell['context']:,} positions, {printed.count(int(cell['sessions']), 'session')}, "
+            f"{printed.count(int(cell['threads']), 'thread') if cell['threads'] != 'all' else 'all threads'}"
         )
         if (twin := others.get(cell_name(cell))) is None:
             unlike.append(f"{where}: a cell of {first.name} alone")

@@ -14,8 +14,7 @@ from typing import Any
 from kvtrial import candidates
 from kvtrial.conformance import TESTS, isolated
 from kvtrial.contract import CandidateNotBuilt, shown
-from kvtrial.host import build
-from kvtrial.host.printed import did_you_mean
+from kvtrial.host import build, printed
 from kvtrial.run.layout import ConfigError
 
 
@@ -49,7 +48,7 @@ def try_suite(
     for test in tests:
         if test not in known:
             raise ConfigError(
-                f"no test {shown(test)}; known: {', '.join(known)}{did_you_mean(test, known)}"
+                f"no test {shown(test)}; known: {', '.join(known)}{printed.did_you_mean(test, known)}"
             )
     with tempfile.TemporaryDirectory(prefix="kvtrial-conformance-") as folder:
         return isolated.run_isolated(
@@ -66,7 +65,11 @@ def summary(found: dict[str, Any]) -> str:
     counts = Counter(
         outcome["status"] for sizes in found["outcomes"].values() for outcome in sizes.values()
     )
-    said = [f"{counts['passed']} passed", f"{counts['failed']} failed", f"{counts['gap']} gaps"]
+    said = [
+        f"{counts['passed']} passed",
+        f"{counts['failed']} failed",
+        printed.count(counts["gap"], "gap"),
+    ]
     text = f"{found['candidate']}: {', '.join(said)}"
     if found["failed"]:
         text += f" ({', '.join(found['failed'])})"

@@ -59,12 +59,14 @@ def command(
         chosen["protocol"] = str(home / "config" / "protocol.yaml")
     given = [f"{key}={value}" for key, value in chosen.items() if value]
     return [
-        *(sys.executable, "-m", "snakemake", "--cores", str(cores)),
+        # Targets first: options that take several words would take them too.
+        *(sys.executable, "-m", "snakemake"),
+        *([SHOWN if name == VERDICT else name for name in targets] or [SHOWN]),
+        *("--cores", str(cores)),
         *("--snakefile", str(home / "workflow" / "Snakefile"), "--directory", str(root)),
         *("--workflow-profile", str(home / "profiles" / "default")),
         *("--configfile", str(home / "config" / "config.yaml")),
         *(["--dry-run"] if dry_run else []),
-        *([SHOWN if name == VERDICT else name for name in targets] or [SHOWN]),
         *(["--forcerun", *forcerun] if forcerun else []),
         *(["--config", *given] if given else []),
     ]

@@ -7,6 +7,7 @@ the profiles. Cells may be made from recorded traffic (`kvtrial.tools.traffic`).
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def add(registered: Any, candidate: Candidate) -> str:
     if candidate.role == "control":
         raise ConfigError(f"{name} is a control: it is measured and never wins; add a contender")
     registered["candidates"].append(name)
-    registered["name"] = f"{registered['name']}-{name}"
+    registered["name"] += "-" + re.sub(r"[^a-z0-9.-]", "-", name.lower())
     reference = decision["reference"]
     registered["sampling"]["pairs"].append([name, reference])
     registered["hypotheses"].append(

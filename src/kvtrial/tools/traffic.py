@@ -191,8 +191,8 @@ def replace_cells(registered: Any, turns: Sequence[Turn], source: str) -> list[s
     )
     if shared:
         said.append(
-            f"Not measured: pages shared between sessions, {shared:.0%} of the contexts here; each session of a cell "
-            "has a text of its own."
+            f"Not measured: pages shared between sessions, {shared:.0%} of the contexts here; each session of "
+            "a cell has a text of its own."
         )
     return said
 

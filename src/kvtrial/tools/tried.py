@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrial.decision import labels
+from kvtrial.host import printed
 from kvtrial.show import answers, tables
 
 
@@ -133,8 +134,9 @@ def _details(document: dict[str, Any], cell: dict[str, Any]) -> list[str]:
     if attention["ratio"] is not None:
         which = "of the decode's steps" if document["ref"] else "alone"
         found.append(
-            f"attention {which} {answers.interval(attention, 3)}x, {attention['n_blocks']} blocks; "
-            f"decode {decode['n_blocks']} blocks"
+            f"attention {which} {answers.interval(attention, 3)}x, "
+            f"{printed.count(attention['n_blocks'], 'block')}; "
+            f"decode {printed.count(decode['n_blocks'], 'block')}"
         )
     if agreement["kld"] is not None:
         found.append(
@@ -146,7 +148,7 @@ def _details(document: dict[str, Any], cell: dict[str, Any]) -> list[str]:
         found.append(f"its logits are {same} {against}'s, bit for bit")
     if cell["void_blocks"]:
         found.append(
-            f"{cell['void_blocks']} runs of blocks were discarded as disturbed, and repeated"
+            f"{printed.count(cell['void_blocks'], 'run')} of blocks discarded as disturbed, and repeated"
         )
     return [f"{cell['context']:,}: {text}" for text in found]
 

@@ -26,7 +26,7 @@ from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.decision import output, validity
 from kvtrial.decision.contrasts import Measured, contrast, contrast_of, digits
-from kvtrial.host import build, machine, paths, selection, shapes
+from kvtrial.host import build, machine, paths, printed, selection, shapes
 from kvtrial.host.files import write_text
 from kvtrial.measure import figures
 from kvtrial.measure.exclusive import exclusive
@@ -45,6 +45,8 @@ from kvtrial.tools.ref_build import RefBuild, at_ref
 #: Blocks of the decode: first, and at most, by their spread; and what they are to reach, of the log ratio.
 FIRST_BLOCKS, MOST_BLOCKS, HALF_WIDTH = 6, 16, 0.02
 FEWEST_BLOCKS = 2
+#: Rounds of a block against a ref: two processes are opened for it, so it is to be worth their while.
+REF_ROUNDS = 192
 #: What a block is taken to need before one was seen.
 BLOCK_S, ATTENTION_S = 5.0, 5.0
 ATTENTION_BLOCKS = 3
@@ -135,12 +137,15 @@ def measure(
     pair = _pair(name, against, against_ref, gguf)
     registered = protocol.load(paths.config_file("protocol.yaml"))
     primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
+    rounds = REF_ROUNDS if pair.built else registered["rotation"]["rounds"]
     cells: list[Cell] = [
-        {**primary, "sessions": 1, "threads": threads, "context": context}
+        {**primary, "rounds": rounds, "sessions": 1, "threads": threads, "context": context}
         for context in contexts or [primary["context"]]
     ]
     if count is not None and count < FEWEST_BLOCKS:
-        raise ConfigError(f"{count} blocks give no interval; give {FEWEST_BLOCKS} or more")
+        raise ConfigError(
+            f"{printed.count(count, 'block')} can't have an interval; give {FEWEST_BLOCKS} or more"
+        )
     loaded = models.load_model(gguf)
     texts = [corpus.session_tokens(loaded.tokenizer, cell["context"], 0) for cell in cells]
     for cell in cells:

@@ -177,7 +177,7 @@ def generate(args: argparse.Namespace) -> None:
     print()
     rate = made.tokens_per_s
     print(
-        f"{made.made} tokens" + (f", {rate:.1f} tokens/s" if rate is not None else ""),
+        printed.count(made.made, "token") + (f", {rate:.1f} tokens/s" if rate is not None else ""),
         f"with {made.store} ({made.profile.upper()}; {made.why})",
         file=sys.stderr,
     )
@@ -196,8 +196,8 @@ def generate(args: argparse.Namespace) -> None:
         )
     if (kept := made.spilled) is not None:
         print(
-            f"{kept.rows} tokens of the prompt in {args.cold}: {kept.pages_written} pages written, "
-            f"{kept.pages_shared} were there",
+            f"{printed.count(kept.rows, 'token')} of the prompt in {args.cold}: "
+            f"{printed.count(kept.pages_written, 'page')} written, {kept.pages_shared} were there",
             file=sys.stderr,
         )
     elif args.cold is not None:
