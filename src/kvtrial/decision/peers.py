@@ -25,7 +25,8 @@ class Comparison:
     """A metric of peers.json: whose values it is made of, and how.
 
     ``apart``: each profile of ours has rows of its own, named ``metric/profile``. ``rate``: (values of one block,
-    context) → a number in the metric's unit. ``larger_is_better`` fixes the ratio's direction: above 1 ours is better.
+    context) → a number in the metric's unit. ``larger_is_better`` fixes the ratio's direction: above 1 ours is
+    better.
     """
 
     metric: str

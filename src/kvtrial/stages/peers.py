@@ -9,8 +9,8 @@ verdict does not rest on them.
 Three works are compared: decode from a filled context, prefill of the smallest context, attention alone.
 A block of decode is one fresh process, in which all arms of both engines take turns step by step. A block
 of the other works is a fresh process for each program, one right after the other, in balanced orders of programs,
-and of the arms within each. Warm-up, steps, iterations and rotation are those of the protocol. Nothing is void here: there
-is no decision to protect, and the interval carries the noise.
+and of the arms within each. Warm-up, steps, iterations and rotation are those of the protocol. Nothing is void
+here: there is no decision to protect, and the interval carries the noise.
 """
 
 from __future__ import annotations
