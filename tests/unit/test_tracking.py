@@ -329,12 +329,14 @@ def test_eight_processes_at_once_on_an_empty_store_lose_nothing(run_dir: Path) -
 PEER_ROW = {
     "model": "tiny", "metric": "m2/tokens_per_s/fp32", "context": 4096, "threads": 2, "ours": 60.0,
     "peer": 20.0, "ratio": 3.0, "ci95": [2.5, 3.6], "n_blocks": 6, "our_arm": "K1",
-    "peer_setting": "llama-cpp-python 0.3.36, KV F16, flash attention off",
+    "peer_setting": "llama-cpp-python 0.3.36, KV F16, flash attention off", "best": True,
+    "bytes_a_token": 23040.0,
 }  # fmt: skip
 
 
 def test_the_peers_are_a_child_of_the_trial_with_their_ratios(run_dir: Path) -> None:
-    (run_dir / "peers.json").write_text(json.dumps([PEER_ROW]))
+    slower = {**PEER_ROW, "ratio": 4.0, "best": False}  # stays in the table
+    (run_dir / "peers.json").write_text(json.dumps([PEER_ROW, slower]))
     tracking.begin_stage(run_dir, "peers")
     tracking.finish_stage(run_dir, "peers")
     (parent,) = _runs(run_dir, level="trial")

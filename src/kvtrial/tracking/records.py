@@ -66,11 +66,13 @@ def log_attempt(
 
 
 def log_peers(store: MlflowStore, run: str) -> None:
-    """Each row of peers.json as metrics, its settings as tags; table and figure as artifacts."""
+    """Each program's best setting in peers.json as metrics and tags; table and figure as artifacts."""
     path = store.run_dir / "peers.json"
     metrics: list[tuple[str, float, int]] = []
     settings: dict[str, str] = {}
     for row in json.loads(path.read_text(encoding="utf-8")):
+        if not row["best"]:
+            continue
         package = row["peer_setting"].partition(" ")[0]
         name = f"{row['metric']}.{package}.{row['context']}_{row['threads']}t"
         low, high = row["ci95"]
