@@ -67,7 +67,9 @@ def _names(checked: Protocol, source: str) -> None:
                 )
     for key, names in named:
         needed = {*names} & {*checked["timed_in_full"]}
-        if needed and key.startswith(("decision.challengers", "decision.incumbents", "known", "sampling")):
+        if needed and key.startswith(
+            ("decision.challengers", "decision.incumbents", "known", "sampling")
+        ):
             raise ProtocolError(
                 f"{source}: timed_in_full: {sorted(needed)} is among {key}, which every profile times; take it "
                 "out in one of the two"
