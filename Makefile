@@ -73,7 +73,7 @@ report: setup  ## the verdict with its figures as one HTML page
 adopt: setup  ## let `open_store()` and `kvtrial generate` obey the verdict
 	@$(SNAKEMAKE) adopt --forcerun adopt $(CHOSEN) $(ARGS)
 
-peers:  ## other engines beside ours: installs llama.cpp, PyTorch and ONNX Runtime, then measures
+peers:  ## other engines beside ours: installs llama.cpp, PyTorch, ONNX Runtime and OpenVINO, then measures
 	@"$(PYTHON)" scripts/setup.py peers
 	@$(SNAKEMAKE) peers $(CHOSEN) $(ARGS)
 
