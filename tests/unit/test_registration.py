@@ -76,3 +76,10 @@ def test_a_protocol_s_numbers_are_those_that_a_run_can_have(
     protocol[section][key] = value
     with pytest.raises(ProtocolError, match=said):
         check(protocol)
+
+
+def test_an_arm_that_decides_is_timed_in_every_profile() -> None:
+    with pytest.raises(ProtocolError, match=r"timed_in_full: \['K3'\] is among decision"):
+        check({**PROTOCOL, "timed_in_full": ["K3"]})
+    with pytest.raises(ProtocolError, match="timed_in_full: 'K9' is not among candidates"):
+        check({**PROTOCOL, "timed_in_full": ["K9"]})
