@@ -119,7 +119,7 @@ def _graph(q_heads: int, kv_heads: int, head_dim: int, kind: str) -> bytes:
         tensor("seqlens_k", [1], TensorProto.INT32),
         tensor("total_sequence_length", [], TensorProto.INT32),
     ]
-    quantised = {}
+    quantised: dict[str, Any] = {}
     if bits:
         inputs += [""] * 5 + [
             "key_scale",
