@@ -114,7 +114,7 @@ def test_each_figure_is_drawn_and_the_same_events_give_the_same_bytes(
     run_dir: Path, verdict: dict[str, Any]
 ) -> None:
     names = {p.stem for p in (run_dir / "figures").glob("*.svg")}
-    assert names == {"arms", "scaling", "forest", "waterfall", "ecdf"}
+    assert names == {"arms", "scaling", "quality", "forest", "waterfall", "ecdf"}
     before = {name: (run_dir / "figures" / f"{name}.svg").read_bytes() for name in names}
     write(run_dir, verdict, trial(steady(**ARMS)))
     for name, text in before.items():
