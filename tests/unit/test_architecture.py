@@ -201,7 +201,7 @@ def test_scaled_angles(tmp_path: Path, factors: np.ndarray | None, keys: dict[st
     model = with_rope(tmp_path, factors, **keys)
     right = logits(model.file, "llama", LONG, 4.0 if factors is None else factors)
     plain = logits(model.file, "llama", LONG)
-    assert np.abs(plain[[1, 150, 300, 329]] - right[[1, 150, 300, 329]]).max(axis=1).min() > 1e-2
+    assert np.abs(plain[[1, 150, 300, 329]] - right[[1, 150, 300, 329]]).max(axis=1).min() > 3e-3
     np.testing.assert_allclose(model.logits(LONG), right, atol=3e-4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def render(told: list[dict[str, Any]]) -> str:
 
 
 def _lines(one: dict[str, Any]) -> list[str]:
-    lines = [one["model"], *([f"  {one['note']}"] if one["note"] else [])]
+    note = textwrap.wrap(one["note"], 80, initial_indent="  ", subsequent_indent="  ")
+    lines = [one["model"], *note]
     if "missing" in one:
         return [*lines, f"  not here: {one['missing']}"]
     if "refused" in one:
