@@ -7,6 +7,8 @@ CORES ?= all
 MODEL ?=
 PROTOCOL ?=
 PROFILE ?=
+# An eligible arm for `make adopt`; FORCE=1 adopts a verdict of random weights or of a smoke run.
+STORE ?=
 FORCE ?=
 # One process of tests a core; a file's tests share what they set up, so they stay together.
 WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -19,9 +21,9 @@ SHOWN := "$${KVTRIAL_RESULTS:-results}/shown"
 ANSWER := [ ! -f $(SHOWN) ] || $(PY) -m kvtrial verdict "$$(cat $(SHOWN))" || [ $$? -eq 4 ]
 # One --config with all of them, and behind the targets: a second one would replace the first, and it takes
 # whatever follows.
-CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE)$(FORCE),--config $(if $(MODEL),model="$(MODEL)") \
+CHOSEN = $(if $(MODEL)$(PROTOCOL)$(PROFILE)$(STORE)$(FORCE),--config $(if $(MODEL),model="$(MODEL)") \
 	$(if $(PROTOCOL),protocol="$(PROTOCOL)") $(if $(PROFILE),profile="$(PROFILE)") \
-	$(if $(FORCE),force=true))
+	$(if $(STORE),store="$(STORE)") $(if $(FORCE),force=true))
 
 # Nothing phones home.
 export DO_NOT_TRACK := 1
@@ -36,7 +38,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup verdict smoke full build model report adopt peers ui docs rulegraph rooms test test-all \
-	test-browser test-mutation test-neon test-power-cuts test-slurm lint clean
+	test-browser test-fuzz test-mutation test-neon test-power-cuts test-slurm lint clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -61,7 +63,7 @@ full: setup  ## the verdict, with four sessions and all cores as well
 	@$(SNAKEMAKE) report show $(CHOSEN) $(ARGS)
 	@$(ANSWER)
 
-build: setup  ## compile the kernels where they are older than their sources
+build: setup  ## compile the kernels that are older than their sources
 	@$(SNAKEMAKE) build $(ARGS)
 
 model: setup  ## fetch the model (MODEL=name for another)
@@ -70,10 +72,10 @@ model: setup  ## fetch the model (MODEL=name for another)
 report: setup  ## the verdict with its figures as one HTML page
 	@$(SNAKEMAKE) report $(CHOSEN) $(ARGS)
 
-adopt: setup  ## let `open_store()` and `kvtrial generate` obey the verdict
+adopt: setup  ## make `open_store()` and `kvtrial generate` use what was decided
 	@$(SNAKEMAKE) adopt --forcerun adopt $(CHOSEN) $(ARGS)
 
-peers:  ## other engines beside ours: installs llama.cpp, PyTorch and ONNX Runtime, then measures
+peers:  ## compare with other engines: installs llama.cpp, PyTorch and ONNX Runtime, then measures
 	@"$(PYTHON)" scripts/setup.py peers
 	@$(SNAKEMAKE) peers $(CHOSEN) $(ARGS)
 
@@ -114,7 +116,10 @@ test-power-cuts: setup  ## 200 power cuts a cold store, ten minutes; SEED=2 for 
 test-mutation: setup  ## break the code on purpose and see that the tests notice, 15 minutes
 	@$(PY) tests/mutation/harness.py $(ARGS)
 
-bench: setup  ## how near attention, decode and prefill come to the machine's ceilings, beside committed figures
+test-fuzz: setup  ## read 1,000 damaged model files of each tensor kind, some minutes; SEED=1000 for others
+	@FUZZ_FILES=$(or $(FILES),1000) SEED=$(or $(SEED),0) $(PY) -m pytest $(WORKERS) tests/fuzz $(ARGS)
+
+bench: setup  ## how near attention, decode and prefill come to the machine's ceilings, with committed figures to compare
 	@$(PY) benchmarks/bench.py $(ARGS)
 
 lint: setup  ## style, types and the workflow's own checks

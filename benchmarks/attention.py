@@ -12,9 +12,9 @@ import numpy as np
 
 from kvtrial.contract import KVStore
 from kvtrial.host import machine
+from kvtrial.host.shapes import operations_a_row
 from kvtrial.measure.attention import Arm, attend_ns
 from kvtrial.measure.probes import Probes
-from kvtrial.measure.shapes import operations_a_row
 from kvtrial.measure.stores import opened
 
 SHAPES = {"9/3x64": (9, 3, 64), "14/2x64": (14, 2, 64)}

@@ -1,6 +1,7 @@
-"""How near attention and decode come to this machine's ceilings, and a prefill to float32's.
+"""How near attention and decode come to this machine's ceilings, and a prefill to float32's; how the kinds of
+weights compare.
 
-``python benchmarks/bench.py [--write]``, or ``make bench``: about two minutes on one thread, beside the
+``python benchmarks/bench.py [--write] [--kinds]``, or ``make bench``: about three minutes on one thread, beside the
 committed figures. A fraction more than a tenth below the one in ``baseline.json`` is marked; ``--write``
 makes today's figures the baseline. It is no test: on another machine, or beside busy neighbours, the
 figures are others.
@@ -9,12 +10,15 @@ figures are others.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import attention
 import engine
+import kinds
 
 from kvtrial.candidates import candidates
 from kvtrial.engine.errors import ModelNotFetched
@@ -25,6 +29,12 @@ BASELINE = Path(__file__).with_name("baseline.json")
 ARMS = ("K1", "K2", "K3", "K5", "K1T", "K3T", "K2T")
 CONTEXTS = (512, 4096)
 SLIDE = 0.9
+
+
+def of_kinds() -> Iterator[tuple[str, float]]:
+    """Figures of the tensor kinds."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield from kinds.figures(Path(folder))
 
 
 def measured() -> Iterator[tuple[str, float]]:
@@ -50,20 +60,27 @@ def main() -> None:
     """Measure, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="make these figures the baseline")
-    write = parser.parse_args().write
+    parser.add_argument("--kinds", action="store_true", help="the kinds of weights alone")
+    args = parser.parse_args()
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     found = {}
     print(
-        "time at the lower ceiling / time taken, 1 thread, and the share of a step that kernels take;"
+        "time at the lower ceiling / time taken, 1 thread, and the share of a step that kernels take; of kinds "
+        "by the packed bytes, prefill as a ratio of speeds, loads as multiples of a read;"
     )
     print(f"attention at {attention.TOKENS} positions, out of cache")
     print(f"{'what':20}{'now':>7}{'baseline':>10}")
-    for key, now in measured():
+    for key, now in of_kinds() if args.kinds else itertools.chain(measured(), of_kinds()):
         found[key] = round(now, 2)
         before = baseline.get(key)
-        mark = "  slid" if before is not None and now < SLIDE * before else ""
+        better = (
+            before / now
+            if before is not None and key.startswith("load/")
+            else now / (before or now)
+        )
+        mark = "  slid" if better < SLIDE else ""
         print(f"{key:20}{now:7.2f}{'' if before is None else before:>10}{mark}", flush=True)
-    if write:
+    if args.write:
         figures = {"machine": machine.machine_class(), **found}
         BASELINE.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kvtrial.engine._weights import packed_nbytes
 
 from kvtrial.contract import KVSession
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.synthetic import ModelSizes, write_synthetic
+from kvtrial.host.shapes import operations_a_row
 from kvtrial.measure.probes import Probes
-from kvtrial.measure.shapes import operations_a_row
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
 from kvtrial.run import models
 
@@ -116,7 +117,11 @@ def prefill(model: Any, gguf: Path) -> float:
 
 
 def weight_bytes(gguf: Path) -> int:
-    """Bytes of weights that a step reads: all but embeddings that are not the output's, too."""
+    """Bytes of weights that a step reads, as they are packed: all but embeddings that are not the output's, too."""
     tensors = read_gguf(gguf).tensors
     tied = "output.weight" not in tensors
-    return sum(t.data.nbytes for name, t in tensors.items() if tied or name != "token_embd.weight")
+    return sum(
+        packed_nbytes(t.kind.name, *t.shape) if len(t.shape) == 2 else t.data.nbytes
+        for name, t in tensors.items()
+        if tied or name != "token_embd.weight"
+    )

@@ -3,7 +3,7 @@ their parsers, targets from the Makefile.
 
 =================  ======================================================================
 ``{arms} what``    what each candidate is; ``{arms} how``: how it is made
-``{commands}``     each subcommand of ``kvtrial``, and the suite's own command, as ``--help`` prints it
+``{commands}``     each subcommand of ``kvtrial``, as ``--help`` prints it
 ``{make-targets}`` each target of the Makefile with its line
 =================  ======================================================================
 """
@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -55,8 +53,6 @@ def commands() -> str:
     os.environ["COLUMNS"] = COLUMNS
     (subcommands,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
     found = {f"kvtrial {name}": sub.format_help() for name, sub in subcommands.choices.items()}
-    suite = [sys.executable, "-m", "kvtrial.conformance", "--help"]
-    found["python -m kvtrial.conformance"] = subprocess.check_output(suite, text=True)
     return "\n\n".join(f"## {name}\n\n```text\n{text.strip()}\n```" for name, text in found.items())
 
 

@@ -90,8 +90,12 @@ def get(name: str) -> Candidate:
     return known[name]
 
 
-def choose(name: str | None = None, profile: Profile | str | None = None) -> tuple[Candidate, str]:
-    """The candidate that `open_store` opens, and why that one, in words.
+def choose(
+    name: str | None, profile: Profile | str | None, shape: Mapping[str, Any]
+) -> tuple[Candidate, str]:
+    """The candidate that `open_store` opens for a head shape, and why that one, in words.
+
+    ``shape``: q_heads, kv_heads and head_dim.
 
     Raises
     ------
@@ -103,7 +107,7 @@ def choose(name: str | None = None, profile: Profile | str | None = None) -> tup
                 f"both name {name!r} and profile {_profile_text(profile)!r} are given; give one of the two"
             )
         return get(name), "as asked"
-    selected = selection.load()
+    selected = selection.load(shape)
     default = get(selected.default)
     # The FP32 store last: it is what `fp32` names where the default is one too.
     stores = {default.profile.name: selected.default, FP32.name: selected.fp32}
@@ -113,8 +117,8 @@ def choose(name: str | None = None, profile: Profile | str | None = None) -> tup
     if asked not in stores:
         allowed = ", ".join(f"{key} ({store})" for key, store in sorted(stores.items()))
         raise InvalidArgument(
-            f"profile {asked!r} was not adopted on this machine; allowed: {allowed}. Any other store can be "
-            "opened by its name"
+            f"profile {asked!r} was not adopted on this machine for these heads; allowed: {allowed}. Any other "
+            "store can be opened by its name"
         )
     return get(stores[asked]), f"{asked} was asked for; {selected.origin}"
 
@@ -137,7 +141,8 @@ def open_store(
     Parameters
     ----------
     name : str, optional
-        A registered candidate; None for the default of config/selection.yaml (K1 before any verdict).
+        A registered candidate; None for the default of config/selection.yaml for these heads (K1 before any
+        verdict).
     profile : Profile or str, optional
         Without a name: ``"fp32"`` for the FP32 store that stays available whatever the default is, or the
         default's own profile.
@@ -151,19 +156,19 @@ def open_store(
     ------
     UnknownCandidate, RetiredCandidate, CandidateNotBuilt, StaleBuild, InvalidArgument, PoolExhausted
     """
-    candidate, _ = choose(name, profile)
+    try:
+        parsed = StoreSpec(**spec)
+    except TypeError as error:
+        raise InvalidArgument(f"open_store: {error}; see kvtrial.contract.StoreSpec") from None
+    candidate, _ = choose(name, profile, spec)
     trial = flag(trial, "trial")
-    selected = selection.load()
+    selected = selection.load(spec)
     if candidate.name in selected.retired and not trial:
         raise RetiredCandidate(
             f"{candidate.name} was retired by the adopted verdict ({selected.run_id}); use "
             f"{selected.default}, or pass trial=True (in Python) to open it for a trial"
         )
     _refuse_not_built(candidate)
-    try:
-        parsed = StoreSpec(**spec)
-    except TypeError as error:
-        raise InvalidArgument(f"open_store: {error}; see kvtrial.contract.StoreSpec") from None
     return candidate.open(parsed)
 
 
@@ -191,7 +196,7 @@ def pool_bytes(
     ------
     UnknownCandidate, CandidateNotBuilt, StaleBuild, InvalidArgument
     """
-    candidate, _ = choose(name)
+    candidate, _ = choose(name, None, shape)
     _refuse_not_built(candidate)
     spec = StoreSpec(**{**shape, "layers": 1}, page_tokens=page_tokens, budget_bytes=1)
     pages = -(-tokens // page_tokens) + spare_pages

@@ -347,8 +347,8 @@ class Profile:
         None where they take it as it is.
     weights : callable, optional
         float64 rows of V (..., D) → ``a`` (..., D): where weights are rounded, at most 32 neighbouring rows
-        together, each element of a weighted row is off by the largest weight times ``a`` among its neighbours
-        (31 rows before it to 31 behind), at most. None where they are not rounded.
+        together, each element of a weighted row is off by the largest weight times the largest ``a`` of its
+        neighbours (31 rows before it to 31 behind), at most. None where they are not rounded.
     """
 
     name: str

@@ -19,8 +19,8 @@ the unit roundoff of float32, and g(m) = m u / (1 - m u), the classical bound of
 4. *Sums.* Numerator and denominator are sums of N terms, g(N) each in any order, and one division.
 5. *Underflow.* A weight under 2^-126 may be flushed: N 2^-126 max |v|.
 6. *Rounded weights.* Where values are integer, the weights of at most `NEIGHBOURS` rows are rounded together. The
-   profile's ``weights`` gives a: each row then moves the output by the largest w a among the rows that may be
-   its neighbours.
+   profile's ``weights`` gives a: each row then moves the output by the largest w times the largest a of the rows
+   that may be its neighbours.
 
 With weights off by factors within exp(+-e_n), in numerator and denominator, the output moves by at
 most sum p_n |v_n| (exp(e_n + max e) - 1). The largest e_n is taken over the rows that carry weight;
@@ -187,7 +187,8 @@ def tolerance(
         )
         if profile.weights is not None:
             rounded = (weights * np.exp(np.minimum(weight_error + worst, 700.0)))[:, None]
-            bound[head] += _largest_nearby(rounded * profile.weights(values)).sum(axis=0)
+            moved = _largest_nearby(rounded) * _largest_nearby(profile.weights(values))
+            bound[head] += moved.sum(axis=0)
     return bound
 
 

@@ -18,7 +18,9 @@ from kvtrial.tracking.store import MlflowStore
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
 
-SHOWN_S = 60
+SHOWN_S = 120
+#: Of the trial's run.
+NAME = "K2T, KEEP K1 · m · here"
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,40 @@ def shown(browser, *words: str) -> str:
         time.sleep(0.2)
 
 
+def click(browser, text: str) -> None:
+    """Click what says just this, once it is there."""
+    find = (
+        "return [...document.querySelectorAll('a, button, label, [role=radio], [role=tab], span')]"
+        ".filter(e => e.innerText && e.innerText.trim() === arguments[0] && e.offsetParent).pop()"
+    )
+    end = time.monotonic() + SHOWN_S
+    while (found := browser.driver.execute_script(find, text)) is None:
+        assert time.monotonic() < end, f"nothing to click says {text!r}"
+        time.sleep(0.2)
+    browser.driver.execute_script("arguments[0].click()", found)
+
+
+def test_from_the_first_page_the_verdict_is_three_clicks_away(browser, server):
+    """As someone who was told nothing but the address."""
+    browser.open(f"{server}/", width=1366, height=768)
+    click(browser, "Model training")
+    click(browser, "kvtrial")
+    click(browser, NAME)
+    # The title is the answer; the reason follows.
+    text = shown(browser, NAME, "Run K2T (FP16)", "decodes 1.43x as fast as K1", "report.html")
+    assert text.index(NAME) < text.index("Run K2T (FP16)")
+    title = (
+        "return [...document.querySelectorAll('h1, h2, h3, [title], span')]"
+        ".filter(e => e.innerText && e.innerText.trim() === arguments[0] && e.offsetParent)"
+        ".map(e => e.getBoundingClientRect().bottom)"
+    )
+    assert min(browser.driver.execute_script(title, NAME)) < 768
+    browser.screenshot("mlflow-first-screen", whole=False)
+    click(browser, "Artifacts")
+    shown(browser, "figures", "report.html", "tables")
+    browser.screenshot("mlflow-artifacts", whole=False)
+
+
 def test_the_trial_its_children_and_their_charts_are_shown(browser, server, run_dir, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     store = MlflowStore(run_dir)
@@ -66,7 +102,7 @@ def test_the_trial_its_children_and_their_charts_are_shown(browser, server, run_
     experiment = f"{server}/#/experiments/{store.experiment_id}"
 
     browser.open(f"{experiment}/runs/{parent.info.run_id}", width=1400)
-    shown(browser, "tiny-1", "Run K2T (FP16)", "Arms: tokens/s by filled positions", "prompts")
+    shown(browser, NAME, "Run K2T (FP16)", "Arms: tokens/s by filled positions", "prompts")
     browser.screenshot("mlflow-trial", whole=False)
 
     browser.open(f"{experiment}/runs/{k1.info.run_id}/model-metrics", width=1400)
@@ -81,5 +117,5 @@ def test_the_trial_its_children_and_their_charts_are_shown(browser, server, run_
     browser.screenshot("mlflow-charts", whole=False)
 
     browser.open(f"{experiment}/runs", width=1400)
-    shown(browser, "tiny-1")
+    shown(browser, NAME)
     browser.screenshot("mlflow-runs", whole=False)

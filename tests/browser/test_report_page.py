@@ -34,7 +34,7 @@ def test_figures_are_drawn_and_nothing_else_is_asked_for(browser, page):
     browser.requests(), browser.complaints()
     browser.open(page)
     sizes = browser.run(
-        "return [...document.querySelectorAll('.plot svg')].map(svg => {"
+        "return [...document.querySelectorAll('.plot .wide svg')].map(svg => {"
         " const box = svg.getBoundingClientRect();"
         " return [box.width, box.height, svg.querySelectorAll('path').length]; })"
     )
@@ -50,15 +50,35 @@ def test_figures_are_drawn_and_nothing_else_is_asked_for(browser, page):
     assert browser.requests() == [page]
 
 
-def test_the_answers_and_the_first_picture_are_on_the_first_screen(browser, page):
-    browser.open(page, width=1200, height=900)
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_the_answer_and_its_picture_are_on_the_first_screen(browser, page, width, height):
+    browser.open(page, width=width, height=height)
+    browser.screenshot(f"report-{width}", whole=False)
+    box = browser.run(
+        "return [...document.querySelectorAll('#figure-arms ~ figure svg')]"
+        ".map(e => e.getBoundingClientRect()).filter(b => b.height)"
+        ".map(b => [b.top, b.right])"
+    )
+    assert len(box) == 1  # the one for this width
+    assert box[0][0] < 0.75 * height and box[0][1] <= width
+    said = browser.run("return document.querySelector('.answer').innerText")
+    assert "K2T (FP16)" in said and "bytes of cache a token" in said and "blocks)" in said
+
+
+def test_it_is_ten_screens_long(browser, page):
+    browser.open(page, width=1400, height=900)
+    assert browser.run("return document.documentElement.scrollHeight") <= 10 * 900
+
+
+def test_the_answers_and_the_first_table_are_on_the_first_screen(browser, page):
+    browser.open(page, width=1400, height=900)
     browser.screenshot("report-first-screen", whole=False)
     tops = browser.run(
-        "return ['.verdict', '#figure-arms', '#arms', '#figure-forest']"
+        "return ['.answer', '#arms', '#figure-forest']"
         ".map(s => document.querySelector(s).getBoundingClientRect().top)"
     )
     assert tops == sorted(tops)
-    assert tops[1] < 900
+    assert tops[1] < 900  # the table of arms begins on it
     answers = browser.run(
         "return [...document.querySelectorAll('.verdict dt')].map(e => e.innerText)"
     )
@@ -75,11 +95,12 @@ def test_a_phone_scrolls_down_only_and_can_be_read(browser, page, scheme):
         ".filter(e => e.innerText).map(e => parseFloat(getComputedStyle(e).fontSize)))"
     )
     assert smallest >= 14
-    # The figures keep a size at which their words can be read, and scroll in their own frame.
-    narrowest = browser.run(
-        "return Math.min(...[...document.querySelectorAll('.plot svg')].map(e => e.clientWidth))"
+    # The figures are drawn for the width, one panel below the other: nothing scrolls sideways.
+    widths = browser.run(
+        "return [...document.querySelectorAll('.plot svg')].map(e => e.getBoundingClientRect().width)"
+        ".filter(w => w)"
     )
-    assert narrowest >= 540
+    assert widths and all(300 < width <= PHONE for width in widths)
 
 
 #: WCAG 2.2's contrast of an element's ink against the first paper below it.

@@ -39,4 +39,5 @@ def test_the_capability_table() -> None:
     assert {"branch", "holes", "pool"} <= set(table.pop("K0"))
     assert set(table.pop("A1")) <= {"branch", "holes", "pool", "spill"}
     arms = ["A2", "K1", "K1C", "K2", "K3", "K4", "K5", "K1T", "K3T", "K2T"]
+    arms += ["K5T", "K6", "K6N", "K7"]
     assert table == dict.fromkeys(arms, ())

@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "panels.h"
 #include "simd.h"
 #include "thread_pool.h"
+#include "unpacked.h"
 #include "xxh3.h"
 
 #if KV_AVX2
@@ -232,78 +232,116 @@ static void weight_shims(void) {
     }
 }
 
-/* Weights of GGUF blocks and vectors of bytes at random, but for the first row and the first vector, which are
-   at the integers' bounds; and what their products are, with the sizes of what is added up. */
-enum { BLOCKS = 3, COLS = 32 * BLOCKS, ROWS = 16, VECTORS = 4, ROOM = BLOCKS * KV_Q8_0_BYTES };
+/* Units of weights that a form can hold and vectors of bytes at random, but for the first row and the first vector,
+   which are at the integers' bounds; and what their products are, with the sizes of what is added up. */
+enum { UNITS = 8, COLS = 32 * UNITS, ROWS = 16, VECTORS = 4 };
 static struct {
-    uint8_t rows[ROWS * ROOM];
-    float values[VECTORS][COLS], pairs[VECTORS][2 * BLOCKS], sums[VECTORS][BLOCKS];
+    kv_unit rows[ROWS][UNITS];
+    float values[VECTORS][COLS], pairs[VECTORS][2 * UNITS], sums[VECTORS][UNITS], halves[VECTORS][2 * UNITS];
+    float sums_of_halves[VECTORS][2 * UNITS];
     int8_t bytes[VECTORS][COLS];
+    double weights[ROWS][COLS], weights_size[ROWS][COLS];
     double right[VECTORS][ROWS], size[VECTORS][ROWS], floats[VECTORS][ROWS], floats_size[VECTORS][ROWS];
 } drawn;
 
-static void draw_products(int nibbles) {
-    int block_bytes = nibbles ? KV_Q4_1_BYTES : KV_Q8_0_BYTES;
-    memset(&drawn, 0, sizeof drawn);
+static void draw_vectors(void) {
     for (int v = 0; v < VECTORS; v++)
-        for (int b = 0; b < BLOCKS; b++) {
-            int sum = 0;
-            double total = 0;
+        for (int u = 0; u < UNITS; u++) {
+            int sum[2] = {0, 0};
+            double total[2] = {0, 0};
             for (int i = 0; i < 32; i++) {
-                int value = v ? draw_below(255) - 127 : b % 2 ? -127 : 127;
-                drawn.bytes[v][32 * b + i] = (int8_t)value, sum += value;
-                total += drawn.values[v][32 * b + i] = draw_float();
+                int value = v ? draw_below(255) - 127 : u % 2 ? -127 : 127;
+                drawn.bytes[v][32 * u + i] = (int8_t)value, sum[i / 16] += value;
+                total[i / 16] += drawn.values[v][32 * u + i] = draw_float();
             }
-            drawn.sums[v][b] = (float)total;
-            drawn.pairs[v][2 * b] = 0.01f + fabsf(draw_float());
-            drawn.pairs[v][2 * b + 1] = drawn.pairs[v][2 * b] * (float)sum;
+            float scale = 0.01f + fabsf(draw_float());
+            drawn.sums[v][u] = (float)(total[0] + total[1]);
+            drawn.pairs[v][2 * u] = scale;
+            drawn.pairs[v][2 * u + 1] = scale * (float)(sum[0] + sum[1]);
+            for (int h = 0; h < 2; h++) {
+                drawn.halves[v][2 * u + h] = scale * (float)sum[h];
+                drawn.sums_of_halves[v][2 * u + h] = (float)total[h];
+            }
         }
+}
+
+/* Codes from low to high; small: scales of scales; offset: what is added; halves: those of 16 differ. */
+static void draw_products(int low, int high, int small, int offset, int halves) {
+    memset(&drawn, 0, sizeof drawn);
+    draw_vectors();
     for (int r = 0; r < ROWS; r++)
-        for (int b = 0; b < BLOCKS; b++) {
-            uint8_t *block = drawn.rows + (r * BLOCKS + b) * block_bytes;
-            uint16_t head[2] = {kv_to_half(draw_float()), kv_to_half(draw_float())};
-            memcpy(block, head, nibbles ? 4 : 2);
-            for (int i = nibbles ? 4 : 2; i < block_bytes; i++)
-                block[i] = (uint8_t)(r ? draw_below(256) : nibbles ? 255 : b % 2 ? 128 : 127);
-            double d = half_value(head[0]), m = nibbles ? half_value(head[1]) : 0;
+        for (int u = 0; u < UNITS; u++) {
+            kv_unit *unit = &drawn.rows[r][u];
+            int super = u / KV_SUPER_UNITS * KV_SUPER_UNITS; /* whose numbers its units share */
+            unit->scale = u % KV_SUPER_UNITS && small && !halves ? drawn.rows[r][super].scale : kv_to_half(draw_float());
+            unit->offset = offset ? kv_to_half(draw_float()) : 0;
+            if (u % KV_SUPER_UNITS && small && !halves) unit->offset = drawn.rows[r][super].offset;
+            for (int h = 0; h < 2; h++) {
+                unit->scales[h] = (int8_t)(small ? (r ? draw_below(256) - 128 : -128) : 1);
+                unit->offsets[h] = (int8_t)(small ? (r ? draw_below(256) - 128 : 127) : 1);
+            }
+            if (!halves) unit->scales[1] = unit->scales[0], unit->offsets[1] = unit->offsets[0];
+            double d = half_value(unit->scale), m = half_value(unit->offset);
             for (int i = 0; i < 32; i++) {
-                int q = nibbles ? (i < 16 ? block[4 + i] & 15 : block[4 + i - 16] >> 4) : (int8_t)block[2 + i];
+                int q = r ? low + draw_below(high - low + 1) : u % 2 ? low : high, h = i / 16;
+                unit->codes[i] = (int8_t)q;
+                double scale = d * unit->scales[h], shift = m * unit->offsets[h], weight = scale * q + shift;
+                drawn.weights[r][32 * u + i] = weight;
+                drawn.weights_size[r][32 * u + i] = fabs(scale * q) + fabs(shift);
                 for (int v = 0; v < VECTORS; v++) {
-                    double x = (double)drawn.pairs[v][2 * b] * drawn.bytes[v][32 * b + i];
-                    drawn.right[v][r] += (d * q + m) * x;
-                    /* The nibbles of Q8_0 are of w + 128: what is taken off again counts. */
-                    drawn.size[v][r] += (fabs(d * (nibbles ? q : 256)) + fabs(m)) * fabs(x);
-                    x = drawn.values[v][32 * b + i];
-                    drawn.floats[v][r] += (d * q + m) * x;
-                    drawn.floats_size[v][r] += (fabs(d * q) + fabs(m)) * fabs(x);
+                    double x = (double)drawn.pairs[v][2 * u] * drawn.bytes[v][32 * u + i];
+                    drawn.right[v][r] += weight * x;
+                    /* The nibbles of signed bytes are of w + 128: what is taken off again counts. */
+                    drawn.size[v][r] += (fabs(scale * (low < 0 ? 256 : q)) + fabs(shift)) * fabs(x);
+                    x = drawn.values[v][32 * u + i];
+                    drawn.floats[v][r] += weight * x;
+                    drawn.floats_size[v][r] += (fabs(scale * q) + fabs(shift)) * fabs(x);
                 }
             }
         }
 }
 
 /* Rows [0, n) in one or two panels, the last of which is short, by the decode's kernels and by the prefill's. */
-static void panels(int nibbles, int n) {
-    static uint8_t packed[2][BLOCKS * KV_PANEL_ROWS * KV_Q8_0_BYTES], unpacked[BLOCKS * KV_UNPACKED_BYTES];
-    static float heads[BLOCKS * KV_UNPACKED_FLOATS], got[2 * KV_QUAD * 8], pairs[BLOCKS * KV_QUAD * 2];
-    static int8_t quad[BLOCKS * 32 * KV_QUAD];
-    int block_bytes = nibbles ? KV_Q4_1_BYTES : KV_Q8_0_BYTES, count = n > 8 ? 2 : 1;
-    kv_activation x[VECTORS];
-    draw_products(nibbles);
-    for (int p = 0; p < count; p++)
-        (nibbles ? kv_pack_q4_1 : kv_pack_q8_0)(drawn.rows + 8 * p * BLOCKS * block_bytes, BLOCKS * block_bytes,
-                                                n - 8 * p < 8 ? n - 8 * p : 8, BLOCKS, packed[p]);
+static void panels(int form, int n) {
+    static const struct {
+        int low, high, small, offset, halves;
+        void (*put)(const kv_unit *, ptrdiff_t, int, uint8_t *);
+    } of[KV_FORMS] = {
+        [KV_FORM_Q4_1] = {0, 15, 0, 1, 0, kv_put_q4_1}, [KV_FORM_Q8_0] = {-128, 127, 0, 0, 0, kv_put_q8_0},
+        [KV_FORM_S4] = {0, 15, 1, 1, 0, kv_put_s4},     [KV_FORM_S6] = {0, 63, 1, 1, 1, kv_put_s6},
+        [KV_FORM_S8] = {-128, 127, 1, 0, 0, kv_put_s8},
+    };
+    static uint8_t packed[2][UNITS * KV_PANEL_ROWS * KV_S8_BYTES], unpacked[UNITS * KV_UNPACKED_BYTES];
+    static float heads[UNITS * KV_UNPACKED_FLOATS], got[2 * KV_QUAD * 8], row[COLS];
+    static float pairs[UNITS * KV_QUAD * 2], halves[UNITS * KV_QUAD * 2];
+    static int8_t quad[UNITS * 32 * KV_QUAD];
+    int count = n > 8 ? 2 : 1, together = kv_unpacked_forms[form].panels;
+    kv_activation x[2][VECTORS];
+    draw_products(of[form].low, of[form].high, of[form].small, of[form].offset, of[form].halves);
+    for (int r = 0; r < 8 * count; r++)
+        for (int u = 0; u < UNITS; u++) {
+            const kv_unit none = {0};
+            of[form].put(r < n ? &drawn.rows[r][u] : &none, u, r % 8, packed[r / 8]);
+        }
+    for (int r = 0; r < n; r++) {
+        kv_forms[form].row(packed[r / 8], r % 8, UNITS, row);
+        for (int i = 0; i < COLS; i++)
+            check("a weight of a row", row[i], drawn.weights[r][i], 3e-7 * drawn.weights_size[r][i]);
+    }
     for (int v = 0; v < VECTORS; v++) {
-        x[v] = (kv_activation){COLS, drawn.values[v], drawn.bytes[v], drawn.pairs[v], drawn.sums[v]};
+        x[0][v] = (kv_activation){COLS, drawn.values[v], drawn.bytes[v], drawn.pairs[v], drawn.sums[v], drawn.halves[v]};
+        x[1][v] = x[0][v];
+        x[1][v].halves = drawn.sums_of_halves[v];
         for (int i = 0; i < COLS; i++) quad[(i / 4 * KV_QUAD + v) * 4 + i % 4] = drawn.bytes[v][i];
-        for (int i = 0; i < 2 * BLOCKS; i++) pairs[(i / 2 * KV_QUAD + v) * 2 + i % 2] = drawn.pairs[v][i];
+        for (int i = 0; i < 2 * UNITS; i++) {
+            pairs[(i / 2 * KV_QUAD + v) * 2 + i % 2] = drawn.pairs[v][i];
+            halves[(i / 2 * KV_QUAD + v) * 2 + i % 2] = drawn.halves[v][i];
+        }
     }
     for (int p = 0; p < count; p++)
         for (int vectors = 1; vectors <= VECTORS; vectors++)
             for (int floats = 0; floats < 2; floats++) {
-                if (nibbles)
-                    (floats ? kv_dot8_q4_1_floats : kv_dot8_q4_1_bytes)(packed[p], 0, x, vectors, got);
-                else
-                    (floats ? kv_dot8_q8_0_floats : kv_dot8_q8_0_bytes)(packed[p], 0, x, vectors, got);
+                (floats ? kv_forms[form].with_floats : kv_forms[form].with_bytes)(packed[p], 0, x[floats], vectors, got);
                 for (int v = 0; v < vectors; v++)
                     for (int r = 8 * p; r < 8 * p + 8; r++) {
                         double right = (floats ? drawn.floats : drawn.right)[v][r];
@@ -311,14 +349,9 @@ static void panels(int nibbles, int n) {
                         check("a row of a panel", got[8 * v + r - 8 * p], r < n ? right : 0, 1e-6 * size);
                     }
             }
-    if (nibbles) {
-        kv_unpack_q4_1(packed[0], packed[count - 1], BLOCKS, unpacked, heads);
-        kv_dot_quad_q4_1(unpacked, heads, quad, pairs, BLOCKS, got);
-    } else {
-        kv_unpack_q8_0(packed[0], BLOCKS, unpacked, heads);
-        kv_dot_quad_q8_0(unpacked, heads, quad, pairs, BLOCKS, got);
-    }
-    for (int r = 0; r < (nibbles ? n : 8); r++)
+    kv_unpacked_forms[form].unpack(packed[0], packed[count - 1], UNITS, unpacked, heads);
+    kv_unpacked_forms[form].dot(unpacked, heads, quad, pairs, halves, UNITS, got);
+    for (int r = 0; r < (together == 2 ? n : 8); r++)
         for (int v = 0; v < VECTORS; v++)
             check("a row of an unpacked panel", got[(r / 8 * KV_QUAD + v) * 8 + r % 8], r < n ? drawn.right[v][r] : 0,
                   1e-6 * drawn.size[v][r]);
@@ -351,7 +384,7 @@ int main(void) {
     halves();
     integers();
     weight_shims();
-    for (int round = 0; round < 200; round++) panels(round % 2, 1 + round % 16);
+    for (int round = 0; round < 200; round++) panels(round % KV_FORMS, 1 + round / KV_FORMS % 16);
     threads();
     page_checks();
     return finish();

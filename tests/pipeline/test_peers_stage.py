@@ -20,8 +20,9 @@ def test_what_is_installed_is_compared_and_what_is_missing_is_said(snakemake, tm
     absent = programs.missing()
     if len(absent) == len(programs.PROGRAMS):
         assert done.returncode == 1
-        assert "no peer is installed (llama-cpp-python, torch, onnxruntime); run `make peers`" in (
-            done.stdout
+        assert (
+            "no peer is installed (llama-cpp-python, torch, onnxruntime, openvino); run `make peers`"
+            in (done.stdout)
         )
         assert "Traceback" not in done.stdout
         return

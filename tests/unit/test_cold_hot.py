@@ -57,7 +57,7 @@ def cold_for(kind, path, store):
     )
 
 
-@pytest.fixture(params=["A2", "K1", "K2", "K3", "K4", "K5", "K1T", "K3T", "K2T"])
+@pytest.fixture(params=["A2", "K1", "K2", "K3", "K4", "K5", "K1T", "K3T", "K2T", "K5T", "K6", "K7"])
 def name(request):
     assert candidates()[request.param].not_built is None
     return request.param

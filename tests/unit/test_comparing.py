@@ -17,6 +17,7 @@ from shown_trial import ARMS, FEW, steady
 from kvtrial.decision.verdict import MixedProtocol
 from kvtrial.run import events
 from kvtrial.run.layout import ConfigError
+from kvtrial.show import fleet
 from kvtrial.stages.after.provisional import decide_so_far
 from kvtrial.stages.after.verdict import write_verdict
 from kvtrial.tools import command, comparing
@@ -160,7 +161,7 @@ def test_a_run_s_folder_may_have_any_name(tmp_path: Path):
 
 
 def test_an_arm_that_no_run_has_is_not_followed(tmp_path: Path):
-    runs = [run(tmp_path, "a", decided=True)]
+    runs = [fleet.load(run(tmp_path, "a", decided=True))]
     assert "K3" in comparing.history(runs, ["K3"])[0]["arms"]
     with pytest.raises(ConfigError, match=r"no run has the arm 'K33'; measured: .*K3"):
         comparing.history(runs, ["K3", "K33"])

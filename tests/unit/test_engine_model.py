@@ -45,7 +45,10 @@ def changed(file: GgufFile, *, without=(), tensors=(), **metadata) -> GgufFile:
     """A copy of a file with some tensors or architecture keys taken out or replaced."""
     kept = {k: t for k, t in file.tensors.items() if k not in without}
     kept |= {t.name: t for t in tensors}
-    keys = {f"{file.architecture}.{k.replace('__', '.')}": v for k, v in metadata.items()}
+    keys = {
+        f"{file.metadata['general.architecture']}.{k.replace('__', '.')}": v
+        for k, v in metadata.items()
+    }
     return dataclasses.replace(file, tensors=kept, metadata=file.metadata | keys)
 
 
@@ -295,7 +298,8 @@ def test_a_tensor_that_would_change_the_output_is_refused(name):
         ({"rope__dimension_count": 16}, UnsupportedArchitecture, "16 of 32"),
         ({"attention__head_count_kv": 2}, GgufInvalid, "9 query heads over 2"),
         ({"attention__head_count": 0}, GgufInvalid, "head_count is 0"),
-        ({"attention__key_length": 33}, GgufInvalid, "33"),
+        ({"attention__key_length": 33}, UnsupportedArchitecture, "32 of 33"),
+        ({"attention__key_length": 33, "rope__dimension_count": 33}, GgufInvalid, "head_dim is 33"),
         ({"block_count": None}, GgufInvalid, "block_count is missing"),
         ({"rope__freq_base": "many"}, GgufInvalid, "'many'"),
         ({"feed_forward_length": 64}, GgufInvalid, "ffn_gate"),

@@ -233,9 +233,10 @@ def test_read_only_output_is_refused():
 @pytest.mark.parametrize(
     ("kind", "rows", "cols", "size", "message"),
     [
-        ("Q4_1", 2, 33, 40, "whole rows"),
+        ("Q4_1", 2, 33, 40, "whole blocks of 32"),
         ("Q8_0", 2, 64, 135, "takes 136"),
-        ("Q5_K", 1, 32, 32, "allowed: F32, F16, Q8_0, Q4_1"),
+        ("Q5_K", 1, 32, 22, "blocks of 256"),
+        ("Q8_K", 1, 32, 32, "allowed: F32, F16, BF16, Q4_0, Q4_1"),
         ("F32", 0, 4, 0, "at least one row"),
     ],
 )

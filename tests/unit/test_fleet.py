@@ -30,7 +30,7 @@ def files(tmp_path):
 
 
 def test_a_row_is_the_three_answers_and_by_what(files):
-    first, second = fleet.table(files)
+    first, second = fleet.table(map(fleet.load, files))
     assert (first["machine"], second["machine"]) == ("m-1", "m-2")
     # Rust is twice as fast as K1 and faster than FP16: it is the FP32 arm, and no profile passes.
     assert (first["run"]["store"], first["run"]["profile"]) == ("K3", "fp32")
@@ -69,7 +69,7 @@ def test_the_command_takes_files_and_folders_and_80_columns_do(files, capsys, mo
 
 def test_a_trial_without_a_challenger_has_no_deciding_comparison(tmp_path):
     path = verdict_file(tmp_path / "c", {name: ARMS[name] for name in ("K0", "A1", "A2", "K1")})
-    row = fleet.table([path])[0]
+    (row,) = fleet.table([fleet.load(path)])
     assert row["language"]["decided_by"] is None
     assert row["run"]["store"] == "K1"
 
@@ -96,7 +96,23 @@ def test_a_bad_file_is_named(tmp_path, files, text, said):
     if text is not None:
         path.write_text(text, encoding="utf-8")
     with pytest.raises(fleet.BadVerdict, match=rf"odd\.json: .*{said}"):
-        fleet.table([*files, path])
+        fleet.load(path)
+
+
+def test_a_damaged_file_costs_its_own_row_and_is_named(files, capsys, monkeypatch):
+    files[0].write_text("{", encoding="utf-8")
+    assert command.main(["fleet", *map(str, files), "--json"]) == 1
+    said = capsys.readouterr()
+    assert [row["run_id"] for row in json.loads(said.out)] == ["a"]
+    assert said.err.startswith(f"left out: {files[0]}: Expecting property name")
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(files[0].parent.parent))
+    assert command.main(["history", "--json"]) == 0
+    said = capsys.readouterr()
+    assert [row["run_id"] for row in json.loads(said.out)] == ["a"]
+    assert said.err.startswith(f"left out: {files[0]}: ")
+    files[1].write_text("[]", encoding="utf-8")
+    with pytest.raises(fleet.BadVerdict, match=r"b.verdict\.json: .*; .*a.verdict\.json: "):
+        command.main(["fleet", *map(str, files)])
 
 
 def test_a_wrong_value_is_named_with_its_key(tmp_path, files):
@@ -121,6 +137,7 @@ def test_a_verdict_says_when_and_where_it_was_measured() -> None:
     assert answers.where(verdict) == "m on here, 2026-11-30"
     said = "begun 2026-11-30 08:05 UTC, commit a1a1a1a1a1a1, host node-7, Linux 6.1"
     assert answers.measured(verdict) == said
-    assert fleet._shown(fleet.row(verdict))["begun"] == "2026-11-30"
+    row = fleet._shown(fleet.row(verdict))
+    assert (row["begun"], row["machine"]) == ("2026-11-30\na1a1a1a1", "here\nnode-7")
     unknown = decided(steady(**ARMS))
     assert (answers.where(unknown), answers.measured(unknown)) == ("m on here", "")

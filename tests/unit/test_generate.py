@@ -14,6 +14,8 @@ from kvtrial.tools import command
 from kvtrial.tools.generate import Continuation, whole_characters
 
 TINY = Path(__file__).parent.parent / "data" / "llama-tiny-q4_1.gguf"
+#: The shape of its heads.
+HEADS = "9q3kv32d"
 
 BYTES = {0: b"a", 1: b"\xc3", 2: b"\xa9", 3: b"\xf0", 4: b"\x9f", 5: b"\x98", 6: b"\x80"}
 
@@ -54,8 +56,8 @@ def selection(tmp_path, monkeypatch):
 
     def adopt() -> None:
         (tmp_path / "selection.yaml").write_text(
-            f"{machine_class()}: {{default: K2T, profile: fp16, fp32: K1, reference: K1, retired: [K3], "
-            "cold: Z2, run_id: run-a}"
+            f"{machine_class()}: {{{HEADS}: {{default: K2T, profile: fp16, fp32: K1, reference: K1, retired: [K3], "
+            "cold: Z2, run_id: run-a}}"
         )
 
     return adopt

@@ -20,6 +20,7 @@ from kvtrial.hot import flat, paged
 from kvtrial.hot.paged import open_paged
 
 CANDIDATES = [flat.K0, flat.A1, paged.A2, paged.K1, paged.K2, paged.K5, paged.K1T, paged.K2T]
+CANDIDATES += [paged.K5T, paged.K6, paged.K7]
 
 
 @pytest.fixture(params=CANDIDATES, ids=lambda c: c.name)

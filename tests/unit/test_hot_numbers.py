@@ -15,8 +15,10 @@ from kvtrial.hot import flat, paged
 from kvtrial.hot.formats import row_format
 
 ARMS = (flat.K0, flat.A1, paged.A2, paged.K1, paged.K1C, paged.K2, paged.K5, paged.K1T, paged.K2T)
+ARMS += (paged.K5T, paged.K6, paged.K6N, paged.K7)
 CANDIDATES = [arm for arm in ARMS if arm.not_built is None]
-TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "q8_0": 6e-2}
+TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "q8_0": 6e-2, "int8p": 6e-2}
+TOLERANCE |= {"int4p": 0.8, "int4rp": 0.8, "int84rp": 0.8}
 
 
 def softmax_attention(q, k, v, scale):
@@ -74,7 +76,7 @@ def test_block_over_many_tiles():
     assert np.isnan(out[-1]).all()
 
 
-@pytest.mark.parametrize("name", ["K1", "K2", "K5", "K1T", "K2T", "A2"])
+@pytest.mark.parametrize("name", ["K1", "K2", "K5", "K1T", "K2T", "K5T", "K6", "K7", "A2"])
 def test_any_number_of_threads_gives_the_same_bits(name):
     n = 3000
     k, v, q = normal(1, n, 3, 64), normal(2, n, 3, 64), normal(3, 9, 64)

@@ -23,11 +23,14 @@ def write(path: Path, default: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     entry = {
         "default": default,
+        "profile": "fp32",
+        "fp32": "K1",
         "reference": "K1",
+        "cold": None,
         "retired": ["K0"],
         "run_id": f"run of {default}",
     }
-    path.write_text(yaml.safe_dump({machine.machine_class(): entry}), encoding="utf-8")
+    path.write_text(yaml.safe_dump({machine.machine_class(): {"2q1kv8d": entry}}), encoding="utf-8")
     return path
 
 
@@ -45,17 +48,17 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_variable_comes_first_then_the_configuration_folder_then_the_users(
     away: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert selection.load() == selection.Selection()  # no verdict yet: K1
+    assert selection.load(SHAPE) == selection.Selection()  # no verdict yet: K1
     write(away / "home" / ".config" / "kvtrial" / "selection.yaml", "A2")
-    assert selection.load().default == "A2"
+    assert selection.load(SHAPE).default == "A2"
     write(away / "xdg" / "kvtrial" / "selection.yaml", "K2")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(away / "xdg"))
-    assert selection.load().default == "K2"
+    assert selection.load(SHAPE).default == "K2"
     write(away / "chosen" / "selection.yaml", "K3")
     monkeypatch.setenv("KVTRIAL_CONFIG", str(away / "chosen"))
-    assert selection.load().default == "K3"
+    assert selection.load(SHAPE).default == "K3"
     monkeypatch.setenv("KVTRIAL_SELECTION", str(write(away / "one file.yaml", "K5")))
-    loaded = selection.load()
+    loaded = selection.load(SHAPE)
     assert (loaded.default, loaded.reference, loaded.retired) == ("K5", "K1", ("K0",))
     assert (loaded.fp32, loaded.run_id) == ("K1", "run of K5")
     assert "q8" in kvtrial.open_store(**SHAPE).page_format
@@ -68,14 +71,14 @@ def test_on_macos_the_users_folder_is_the_platforms(
     monkeypatch.setattr(machine, "machine_class", lambda: "arm64-apple")
     folder = away / "home" / "Library" / "Application Support" / "kvtrial"
     write(folder / "selection.yaml", "K2")
-    assert selection.load().default == "K2"
+    assert selection.load(SHAPE).default == "K2"
 
 
 def test_another_machines_selection_is_not_this_ones(away: Path) -> None:
     path = away / "home" / ".config" / "kvtrial" / "selection.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("some-other-machine: {default: K3}\n", encoding="utf-8")
-    assert selection.load() == selection.Selection()
+    assert selection.load(SHAPE) == selection.Selection()
 
 
 def test_a_named_selection_that_is_not_there_is_an_error_never_the_default(
@@ -83,7 +86,7 @@ def test_a_named_selection_that_is_not_there_is_an_error_never_the_default(
 ) -> None:
     monkeypatch.setenv("KVTRIAL_SELECTION", str(away / "nowhere.yaml"))
     with pytest.raises(selection.SelectionInvalid, match=r"nowhere\.yaml', where no file lies"):
-        selection.load()
+        selection.load(SHAPE)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "{CLASS: {default: K3}}", "{CLASS: 7}", "a: b: c"])
@@ -94,7 +97,7 @@ def test_a_damaged_selection_names_the_file(
     path.write_text(text.replace("CLASS", machine.machine_class()), encoding="utf-8")
     monkeypatch.setenv("KVTRIAL_SELECTION", str(path))
     with pytest.raises(selection.SelectionInvalid, match=r"selection\.yaml: not what `make adopt`"):
-        selection.load()
+        selection.load(SHAPE)
 
 
 def test_a_file_of_the_users_comes_before_the_packages(away: Path) -> None:
@@ -129,10 +132,11 @@ assert paths.checkout() is None
 assert "smollm2-135m-instruct-q4_1" in models.entries()
 protocol.load(paths.config_file("protocol.yaml"))
 corpus.load_text()
-assert selection.load().default == "K2"
+shape = {"q_heads": 2, "kv_heads": 1, "head_dim": 8}
+assert selection.load(shape).default == "K2"
 build.refuse_stale()
 assert len(build.binary_sha256()) == 64
-store = kvtrial.open_store(layers=1, q_heads=2, kv_heads=1, head_dim=8, budget_bytes=1 << 20)
+store = kvtrial.open_store(layers=1, **shape, budget_bytes=1 << 20)
 print(store.page_format)
 """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KVTRIAL_")}

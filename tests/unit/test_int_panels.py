@@ -131,7 +131,10 @@ def test_values_are_sums_of_integer_products(
     right = np.zeros(page.values.codes.shape[1] * 32).reshape(-1, 32)
     for first in range(0, tokens, 32):
         steps = page.values.steps[first : first + 32].T
-        whole, step = rounded(steps, 32767 if page.value_bits == 8 else 127)
+        levels = 32767 if page.value_bits == 8 else 127
+        largest = np.maximum(np.abs(steps).max(axis=-1, keepdims=True), 1e-30).astype(np.float32)
+        shares = steps.astype(np.float32) * (np.float32(1) / largest)
+        whole, step = np.rint(np.float32(levels) * shares).astype(np.int64), largest / levels
         products = np.einsum("bt,tbi->bi", whole, page.values.codes[first : first + 32])
         right += products * step
     output = right.reshape(-1)[:head_dim]

@@ -29,7 +29,7 @@ from kvtrial.contract import (
     UnknownCandidate,
 )
 from kvtrial.engine.transformer import Model
-from kvtrial.host import selection
+from kvtrial.host import selection, shapes
 from kvtrial.host.machine import machine_class
 from kvtrial.hot import formats
 from kvtrial.hot.formats import RowFormat
@@ -135,8 +135,8 @@ def adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An FP16 default, with FP32 at hand."""
     monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
     (tmp_path / "selection.yaml").write_text(
-        f"{machine_class()}:\n  default: K2\n  profile: fp16\n  fp32: K1\n  reference: K1\n"
-        "  retired: [K0]\n  cold: Z2\n  run_id: r\n"
+        f"{machine_class()}: {{{shapes.name_of(SHAPE)}: {{default: K2, profile: fp16, fp32: K1, reference: K1, "
+        "retired: [K0], cold: Z2, run_id: r}}\n"
     )
 
 
@@ -164,7 +164,7 @@ def test_a_name_and_a_profile_are_one_too_many(adopted: None) -> None:
 
 
 def test_which_one_and_why(adopted: None) -> None:
-    assert [(c.name, why) for c, why in (candidates.choose(*a) for a in CHOICES)] == [
+    assert [(c.name, why) for c, why in (candidates.choose(*a, SHAPE) for a in CHOICES)] == [
         ("K2", "adopted from the verdict of r"),
         ("K1", "fp32 was asked for; adopted from the verdict of r"),
         ("K5", "as asked"),
@@ -179,26 +179,17 @@ def test_k1_is_both_before_any_verdict(tmp_path: Path, monkeypatch: pytest.Monke
     assert "fp32" in page_format()
     assert "fp32" in page_format(profile="fp32")
     for profile in (None, "fp32"):
-        candidate, why = candidates.choose(profile=profile)
+        candidate, why = candidates.choose(None, profile, SHAPE)
         assert candidate.name == "K1" and why.endswith("the default before any verdict")
     with pytest.raises(InvalidArgument, match=r"allowed: fp32 \(K1\)"):
         kvtrial.open_store(profile="fp16", **SHAPE)
 
 
-def test_a_selection_of_an_earlier_release_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It had no profile and no FP32 store; its reference is one, even where the default was edited by hand."""
-    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
-    path = tmp_path / "selection.yaml"
-    path.write_text(
-        f"{machine_class()}: {{default: K2T, reference: K1, retired: [K3], cold: Z2, run_id: r}}\n"
-    )
-    assert selection.load() == selection.Selection(
-        default="K2T", fp32="K1", reference="K1", retired=("K3",), cold="Z2", run_id="r"
-    )
-    assert "fp16" in page_format()
-    assert "fp32" in page_format(profile="fp32")
+def test_what_was_adopted_for_other_heads_is_not_obeyed(adopted: None) -> None:
+    other = {**SHAPE, "q_heads": 2 * SHAPE["q_heads"]}
+    for name in (None, "K0"):  # K0 is retired for the others alone
+        with contextlib.closing(kvtrial.open_store(name, **other)) as store:
+            assert "fp32" in store.page_format
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from kvtrial.stages import peers as stage
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "workflow" / "schemas" / "peers.json").read_text(encoding="utf-8"))
+SHAPE = {"layers": 30, "kv_heads": 3, "head_dim": 64}
 PROFILES = {"K1": "fp32", "K3": "fp32", "K2": "fp16"}
 #: The 97.5% quantile of Student's t with two degrees of freedom, from a printed table.
 T_2 = 4.302652729911275
@@ -56,7 +57,7 @@ def packages(attempt=1):
 
 def compare(*tables):
     table = events.to_frame([row for part in (packages(), *tables) for row in part])
-    found = peers.compare(table, model="m", profiles=PROFILES)
+    found = peers.compare(table, model="m", shape=SHAPE, profiles=PROFILES)
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
     return found
 
@@ -79,6 +80,7 @@ def test_a_row_by_hand():
     assert row["ci95"] == pytest.approx([math.exp(mean - half), math.exp(mean + half)])
     assert row["our_arm"] == "K1"
     assert row["peer_setting"] == "llama-cpp-python 1.2, KV F16, flash attention off"
+    assert row["best"] and row["bytes_a_token"] == 30 * 3 * 64 * (2 + 2)
 
 
 def test_each_side_is_at_its_best_and_profiles_do_not_mix():
@@ -89,11 +91,18 @@ def test_each_side_is_at_its_best_and_profiles_do_not_mix():
         rows("m2/step_ms", "llama.cpp-f16", [20.0, 20.0]),
         rows("m2/step_ms", "llama.cpp-q8_0-fa", [10.0, 20.0]),
     )
-    assert [(r["metric"], r["our_arm"]) for r in found] == [
-        ("m2/tokens_per_s/fp32", "K3"),
-        ("m2/tokens_per_s/fp16", "K2"),
+    assert [(r["metric"], r["our_arm"], r["best"]) for r in found] == [
+        ("m2/tokens_per_s/fp32", "K3", True),
+        ("m2/tokens_per_s/fp32", "K3", False),
+        ("m2/tokens_per_s/fp16", "K2", True),
+        ("m2/tokens_per_s/fp16", "K2", False),
     ]
-    assert {r["peer_setting"].partition(", ")[2] for r in found} == {"KV Q8_0, flash attention on"}
+    quicker, slower = (
+        "KV Q8_0, flash attention on, attention rotation on",
+        "KV F16, flash attention off",
+    )
+    assert [r["peer_setting"].partition(", ")[2] for r in found] == 2 * [quicker, slower]
+    assert found[1]["ratio"] == pytest.approx(math.sqrt(20 / 8 * 20 / 9))
 
 
 def test_a_shorter_time_is_a_ratio_above_one():
@@ -149,7 +158,7 @@ def test_the_attempt_with_the_most_blocks_gives_a_row_and_the_first_among_equals
     )
     assert [(r["metric"], r["ratio"]) for r in found] == [
         ("m2/tokens_per_s/fp32", pytest.approx(2.0)),
-        ("m1/attention_ms", pytest.approx(2.0)),
+        ("m1/attention_ms/fp32", pytest.approx(2.0)),
     ]
     more = compare(
         rows("m2/step_ms", "K1", [10.0, 10.0]),
@@ -169,8 +178,8 @@ def test_without_any_package_it_says_what_to_install(monkeypatch):
     with pytest.raises(programs.NoPeerInstalled) as refused:
         programs.what_to_install(programs.missing())
     assert str(refused.value) == (
-        "no peer is installed (llama-cpp-python, torch, onnxruntime); run `make peers`, which "
-        "installs them and compares"
+        "no peer is installed (llama-cpp-python, torch, onnxruntime, openvino); run `make peers`, "
+        "which installs them and compares"
     )
 
 
@@ -185,7 +194,7 @@ def test_a_missing_package_costs_its_own_rows(monkeypatch):
     arms = {"ours": ["K1"], "llama.cpp": ["llama.cpp-f32"], "onnxruntime": ["onnxruntime"]}
     planned = stage.plan([64], [1], 2, arms, seed=1)
     assert {r.work for r in planned} == {"decode", "prefill", "attention"}
-    assert not any("torch" in r.programs for r in planned)
+    assert "torch" not in {arm for r in planned for _, order in r.processes for arm in order}
     without_llama = stage.plan([64], [1], 2, {"ours": ["K1"], "torch": ["torch"]}, seed=1)
     assert {r.work for r in without_llama} == {"attention"}
 
@@ -198,12 +207,16 @@ def test_rounds_balance_programs_and_arms():
     planned = stage.plan([512, 4096], [1, 2], 4, arms, seed=7)
     cell = [r for r in planned if r.name.startswith("decode-4096x1x2-")]
     assert [r.number for r in cell] == [0, 1, 2, 3]
-    for first, second in (cell[:2], cell[2:]):  # a cycle of two programs
-        assert list(second.programs) == list(first.programs)[::-1]
-    for one in cell:
-        assert {p: sorted(order) for p, order in one.programs.items()} == {
-            p: sorted(own) for p, own in arms.items()
-        }
+    for one in cell:  # all arms take turns in one process
+        ((_, order),) = one.processes
+        assert sorted(order) == sorted(arms["ours"] + arms["llama.cpp"])
+    prefills = [r for r in planned if r.name.startswith("prefill-512x1x2-")]
+    for first, second in (prefills[:2], prefills[2:]):  # a cycle of two programs
+        assert [m for m, _ in second.processes] == [m for m, _ in first.processes][::-1]
+        assert [sorted(order) for _, order in sorted(first.processes)] == [
+            sorted(arms["llama.cpp"]),
+            arms["ours"],
+        ]
     prompts = {r.cell["context"] for r in planned if r.work == "prefill"}
     assert prompts == {512}
     names = [r.name for r in planned]
@@ -274,18 +287,35 @@ def test_q8_0_rows_are_a_scale_and_32_bytes_a_block():
         llama_state.stored(np.zeros((1, 40), np.float32), "q8_0")
 
 
+def test_q4_0_rows_are_a_scale_and_32_nibbles_a_block():
+    row = np.zeros((1, 32), np.float32)
+    row[0, [0, 1, 16]] = [-8.0, 7.0, 2.4]  # the largest is -8, so the scale is 1, and 8 is added
+    stored = llama_state.stored(row, "q4_0")
+    assert stored.shape == (1, 18)
+    assert stored[0, :2].view("<f2")[0] == 1.0
+    assert stored[0, 2:4].tolist() == [0 | (8 + 2) << 4, 15 | 8 << 4]
+    assert stored[0, 4:].tolist() == [0x88] * 14
+    row[0, 0] = 16.0  # the largest is positive: the scale is negative, and 16 is -8 times it
+    stored = llama_state.stored(row, "q4_0")
+    assert stored[0, :2].view("<f2")[0] == -2.0
+    assert stored[0, 2] & 15 == 0 and stored[0, 3] & 15 == 5  # 7 / -2 is -3.5, and rounds to -3
+
+
 def test_quantised_heads_of_64_are_turned_before():
+    peer = PEERS["llama.cpp-q8_0-fa"]
     row = np.zeros((1, 1, 128), np.float32)
     row[0, 0, 0] = 16.0
-    spread = llama_state.turned(row, "q8_0", widest=False)  # 16 / sqrt(64) over the first 64
+    spread = llama_state.turned(row, peer, "q8_0", widest=False)  # 16 / sqrt(64) over the first 64
     assert spread[0, 0].tolist() == [2.0] * 64 + [0.0] * 64
-    wide = llama_state.turned(row, "q8_0", widest=True)
+    wide = llama_state.turned(row, peer, "q8_0", widest=True)
     assert wide[0, 0] == pytest.approx(np.full(128, 16 / math.sqrt(128)))
-    twice = llama_state.turned(spread, "q8_0", widest=False)  # its own inverse
+    twice = llama_state.turned(spread, peer, "q8_0", widest=False)  # its own inverse
     assert twice == pytest.approx(row)
-    assert llama_state.turned(row, "f16", widest=True) is row
+    assert llama_state.turned(row, peer, "f16", widest=True) is row
     narrow = np.ones((1, 1, 32), np.float32)
-    assert llama_state.turned(narrow, "q8_0", widest=True) is narrow
+    assert llama_state.turned(narrow, peer, "q8_0", widest=True) is narrow
+    plain = PEERS["llama.cpp-q8_0-fa-unturned"]
+    assert llama_state.turned(row, plain, "q8_0", widest=True) is row
 
 
 @pytest.mark.parametrize("arm", programs.arms_of("llama.cpp"))

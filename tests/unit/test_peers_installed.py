@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvtrial.engine.synthetic import ModelSizes, write_synthetic
-from kvtrial.measure import child
+from kvtrial.measure import child, rotation
 from kvtrial.measure.peers import programs
 from kvtrial.measure.stores import opened, shape_of
 from kvtrial.run import models
@@ -47,14 +47,16 @@ def filled(tmp_path_factory):
     gguf = folder / "model.gguf"
     write_synthetic(gguf, "heads-of-64", SHAPE)
     model = models.load_model(gguf)
-    ids = np.random.default_rng(11).integers(0, 256, CONTEXT).tolist()
+    ids, forced = np.random.default_rng(11).integers(0, 256, (2, CONTEXT)).tolist()
     with opened("K1", shape_of(model), tokens=CONTEXT + 1, page_tokens=16) as (store, (session,)):
         next_id = int(model.prefill(session, ids).argmax())
         layers = [session.read(n, np.arange(CONTEXT)) for n in range(store.spec.layers)]
         logits = model.decoder(activations="fp32").step([session], [next_id])[0].copy()
     for name, side in (("k", 0), ("v", 1)):
         np.save(folder / f"{name}.npy", np.stack([rows[side] for rows in layers]))
-    (folder / "tokens.json").write_text(json.dumps({"ids": ids, "forced": [], "next_id": next_id}))
+    (folder / "tokens.json").write_text(
+        json.dumps({"ids": ids, "forced": forced, "next_id": next_id})
+    )
     return gguf, folder, ids, next_id, logits
 
 
@@ -81,27 +83,41 @@ def test_llama_decodes_and_prefills_in_processes_of_their_own(filled):
     gguf, folder, ids, _, _ = filled
     arms = programs.arms_of("llama.cpp")
     spec = {"gguf": str(gguf), "candidates": arms, "threads": THREADS}
-    decode = {**spec, "snapshots": [str(folder)], "warmup_steps": 2, "decode_steps": STEPS}
-    rows = child.run("kvtrial.measure.peers.llama_decode", decode, THREADS)
+    both = ["K1", *arms]
+    decode = {
+        **spec,
+        "candidates": both,
+        "snapshots": [str(folder)],
+        "rotation": {"warmup_rounds": 2},
+        "rounds": 1,
+        "page_tokens": 16,
+        "seed": 1,
+    }
+    rows = child.run("kvtrial.measure.peers.decode", decode, THREADS)
     assert [r["text"] for r in rows if r["metric"] == "failed"] == []
     steps = [r["candidate"] for r in rows if r["metric"] == "m2/step_ms" and r["value"] > 0]
-    assert steps == [arm for arm in arms for _ in range(STEPS)]
+    cycle = rotation.rounds_of(len(both), 1)
+    assert {arm: steps.count(arm) for arm in both} == dict.fromkeys(both, cycle)
 
     rows = child.run("kvtrial.measure.peers.llama_prefill", {**spec, "ids": ids}, THREADS)
     assert [(r["candidate"], r["metric"]) for r in rows] == [(arm, "prefill/ms") for arm in arms]
 
 
 @pytest.mark.parametrize(
-    "program",
-    [pytest.param(p, marks=needs(programs.PROGRAMS[p][1])) for p in ("torch", "onnxruntime")],
+    "arm",
+    [
+        pytest.param(arm, marks=needs(programs.PROGRAMS[program][1]))
+        for program in ("torch", "onnxruntime", "openvino")
+        for arm in programs.arms_of(program)
+    ],
 )
-def test_attention_agrees_with_the_oracle_and_is_timed(filled, program):
+def test_attention_agrees_with_the_oracle_and_is_timed(filled, arm):
     _, folder, _, _, _ = filled
     shape = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 64}
     spec = {
         "shape": shape,
-        "candidates": [program],
-        "orders": [[program]] * 5,
+        "candidates": [arm],
+        "orders": [[arm]] * 5,
         "snapshots": [str(folder)],
         "threads": THREADS,
         "page_tokens": 16,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtrial.measure import shapes
+from kvtrial.host import shapes
 
 
 @pytest.mark.parametrize(

@@ -108,17 +108,28 @@ sys.exit(command.main(["decide", sys.argv[1]]))
 
 def adopted(run_dir: Path, folder: Path, *more: str) -> dict:
     arguments = ["--run-dir", run_dir, "--selection", folder / "selection.yaml"]
-    arguments += ["--docs", folder / "docs", "--note", run_dir / "adopted.json"]
     assert adopt.main([*map(str, arguments), *more]) == 0
     return yaml.safe_load((folder / "selection.yaml").read_text(encoding="utf-8"))
 
 
+def own(adopted: dict) -> dict:
+    """This machine's entry for the shape of the trial."""
+    return adopted[machine.machine_class()]["9q3kv"]
+
+
+SHAPE = {"q_heads": 9, "kv_heads": 3, "head_dim": 64}
+
+
 def test_a_reduced_profile_becomes_the_default_and_fp32_stays(tmp_path, capsys):
     run_dir = decided_run(tmp_path, KEEPS)
-    (tmp_path / "selection.yaml").write_text("other-machine: {default: K1}\n", encoding="utf-8")
+    here = machine.machine_class()
+    (tmp_path / "selection.yaml").write_text(
+        f"other-machine: {{9q3kv: {{default: K1}}}}\n{here}: {{14q2kv: {{default: K1T}}}}\n"
+    )
     chosen = adopted(run_dir, tmp_path)
-    assert chosen["other-machine"] == {"default": "K1"}
-    assert chosen[machine.machine_class()] == {
+    assert chosen["other-machine"] == {"9q3kv": {"default": "K1"}}
+    assert chosen[here]["14q2kv"] == {"default": "K1T"}
+    assert own(chosen) == {
         "default": "K2T",
         "profile": "fp16",
         "fp32": "K1",
@@ -128,16 +139,16 @@ def test_a_reduced_profile_becomes_the_default_and_fp32_stays(tmp_path, capsys):
         "run_id": "run-a",
     }
     said = capsys.readouterr().out
-    assert f"adopted from run-a, for {machine.machine_class()}:" in said
+    assert f"adopted from run-a, for {here} and models of 9q3kv:" in said
     assert "  open_store(): K1 -> K2T\n  its numerical profile: fp32 -> fp16\n" in said
     assert '  open_store(profile="fp32"): K1\n' in said
     assert "  retired: none -> K3, K3T, K4\n" in said
     assert "session-state.md, " in said
-    page = (tmp_path / "docs" / "session-state.md").read_text(encoding="utf-8")
+    page = (run_dir / "session-state.md").read_text(encoding="utf-8")
     assert "| `open_store()`, the default | **K2T** (fp16) | K2T (fp16) decodes 1.43x" in page
     assert '| `open_store(profile="fp32")` | **K1** (fp32) | KEEP (ruled out): K3 runs at' in page
     assert "| K1 | 49.9 | 49.9 | 49.9 | - | 46080 | 23301 | - | FP32 arm |" in page
-    record = (tmp_path / "docs" / "adr" / "0006-hot-and-cold-kv-tiers.md").read_text("utf-8")
+    record = (run_dir / "0006-hot-and-cold-kv-tiers.md").read_text("utf-8")
     places = [
         record.index(f"{question}: **{answer}**")
         for question, answer in (
@@ -150,7 +161,7 @@ def test_a_reduced_profile_becomes_the_default_and_fp32_stays(tmp_path, capsys):
 
 
 def test_adopting_rust_keeps_k1_as_reference_and_retires_k0(tmp_path):
-    chosen = adopted(decided_run(tmp_path, RUST_WINS), tmp_path)[machine.machine_class()]
+    chosen = own(adopted(decided_run(tmp_path, RUST_WINS), tmp_path))
     assert (chosen["default"], chosen["profile"], chosen["fp32"]) == ("K3", "fp32", "K3")
     assert (chosen["reference"], chosen["retired"]) == ("K1", ["K0"])
 
@@ -178,10 +189,11 @@ def test_undoing_the_first_adoption_leaves_the_default_before_any_verdict(tmp_pa
     run_dir = decided_run(tmp_path, KEEPS)
     adopted(run_dir, tmp_path)
     monkeypatch.setenv("KVTRIAL_SELECTION", str(tmp_path / "selection.yaml"))
-    assert selection.load().default == "K2T"
+    assert selection.load(SHAPE).default == "K2T"
+    assert selection.load({**SHAPE, "head_dim": 80}) == selection.Selection()  # not of its heads
     arguments = ["--undo", run_dir / "adopted.json", "--selection", tmp_path / "selection.yaml"]
     assert adopt.main([str(a) for a in arguments]) == 0
-    assert selection.load() == selection.Selection()
+    assert selection.load(SHAPE) == selection.Selection()
 
 
 def test_an_open_language_leaves_the_fp32_arm_and_retires_nobody(tmp_path):
@@ -192,7 +204,7 @@ def test_an_open_language_leaves_the_fp32_arm_and_retires_nobody(tmp_path):
     verdict["language"] |= {"outcome": "INCONCLUSIVE", "kind": None, "reason": "A1 is in doubt"}
     verdict["language"] |= {"adopted": None, "reference": None, "retired": []}
     path.write_text(json.dumps(verdict), encoding="utf-8")
-    chosen = adopted(run_dir, tmp_path)[machine.machine_class()]
+    chosen = own(adopted(run_dir, tmp_path))
     assert (chosen["default"], chosen["fp32"], chosen["reference"]) == ("K2T", "K1", "K1")
     assert chosen["retired"] == []
 
@@ -207,16 +219,43 @@ def test_nothing_is_adopted_where_what_to_run_is_undecided(tmp_path):
     assert not (tmp_path / "selection.yaml").exists()
 
 
-def test_random_weights_are_adopted_only_where_that_is_asked_for(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"synthetic": True}, "m has random weights"),
+        ({"protocol": "kvtrial-smoke"}, "protocol kvtrial-smoke shows that every stage runs"),
+    ],
+)
+def test_random_weights_and_a_smoke_run_are_adopted_only_where_that_is_asked_for(
+    tmp_path, capsys, changes, why
+):
     run_dir = decided_run(tmp_path, KEEPS)
     path = run_dir / "verdict.json"
     verdict = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**verdict, "synthetic": True}), encoding="utf-8")
-    with pytest.raises(adopt.NothingToAdopt, match=r"m has random weights.*make adopt FORCE=1"):
+    path.write_text(json.dumps({**verdict, **changes}), encoding="utf-8")
+    with pytest.raises(adopt.NothingToAdopt, match=rf"{why}.*make adopt FORCE=1"):
         adopted(run_dir, tmp_path)
     assert not (tmp_path / "selection.yaml").exists()
-    adopted(run_dir, tmp_path, "--synthetic")
-    assert "synthetic weights; every model on this machine uses it now" in capsys.readouterr().out
+    adopted(run_dir, tmp_path, "--force")
+    assert f"note: {why}" in capsys.readouterr().out
+
+
+def test_another_eligible_arm_can_be_the_default_and_is_not_retired_then(tmp_path):
+    run_dir = decided_run(tmp_path, KEEPS)
+    chosen = own(adopted(run_dir, tmp_path, "--store", "K3"))
+    assert (chosen["default"], chosen["profile"], chosen["fp32"]) == ("K3", "fp32", "K3")
+    assert chosen["retired"] == ["K3T", "K4"]
+    page = (run_dir / "session-state.md").read_text(encoding="utf-8")
+    assert "**K3** (fp32) | chosen by hand among the eligible; the verdict says K2T |" in page
+
+
+@pytest.mark.parametrize(
+    ("store", "why"),
+    [("C0", "a control"), ("K1C", "not built"), ("K9", "no arm of this trial")],
+)
+def test_an_arm_that_may_not_win_is_no_default(tmp_path, store, why):
+    with pytest.raises(adopt.NothingToAdopt, match=rf"STORE is '{store}': {why}.*allowed: K2T, "):
+        adopted(decided_run(tmp_path, KEEPS), tmp_path, "--store", store)
 
 
 def test_nothing_is_adopted_from_another_machine(tmp_path, monkeypatch):
@@ -308,5 +347,5 @@ def test_the_suite_says_which_candidate_and_page_size_is_done(tmp_path, monkeypa
 def test_an_arm_without_a_usable_time_is_a_dash_in_the_written_pages(tmp_path):
     broken = {**KEEPS, "K5": {c: [float("nan")] * len(b) for c, b in KEEPS["K5"].items()}}
     adopted(decided_run(tmp_path, broken), tmp_path)
-    text = (tmp_path / "docs" / "session-state.md").read_text(encoding="utf-8")
+    text = (tmp_path / "run-a" / "session-state.md").read_text(encoding="utf-8")
     assert "| K5 | - | - | - | - | 12240 | 87724 | 0.021 | quality, speed |" in text

@@ -27,13 +27,14 @@ def test_each_arm_is_a_row_the_fastest_first_and_the_chosen_one_marked(verdict):
     text = summary.markdown(verdict, {})
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert rows[0] == (
-        "| arm | 512 | 4,096 | 16,384 | over K1 at 4,096 | bytes a token | KLD under | why not |"
+        "| arm | 512 | 4,096 | 16,384* | over K1 at 4,096 | bytes a token | KLD under | why not |"
     )
     assert rows[2].startswith("| **K2T** | 71.3 | 71.3 | 71.3 | 1.429 [1.4")
     assert rows[2].endswith("| 23,040 | 4e-05 | run this |")
     assert [row.split()[1] for row in rows[2:10]] == [
         "**K2T**", "K5", "K1", "K3", "K1T", "A2", "A1", "K0",
     ]  # fmt: skip
+    assert "\n\\* past the 8,192 positions that the model was trained for.\n" in text
     assert "- K0: lacks: pool" in text
     assert "- K5: quality: context 512: the mean KLD may be 0.0213" in text
 
@@ -79,7 +80,7 @@ def test_tables_have_a_column_for_each_bound(verdict):
 def test_the_step_of_what_is_measured_by_context_is_the_context(verdict):
     numbers = {(name, step): value for name, value, step in summary.verdict_metrics(verdict)}
     for context in (512, 4096, 16384):
-        assert numbers["m2/tokens_per_s.K1", context] == pytest.approx(1000 / 20, rel=0.01)
+        assert numbers["tokens_per_s/K1", context] == pytest.approx(1000 / 20, rel=0.01)
         assert numbers["chosen/tokens_per_s", context] == pytest.approx(1000 / 14, rel=0.01)
         assert numbers["ratio/K3_over_K1", context] == pytest.approx(1.0, rel=0.01)
     assert numbers["chosen/bytes_per_token", 0] == 23040
@@ -94,8 +95,8 @@ def test_what_is_not_finite_is_no_number():
     arms = steady(**ARMS)
     arms["K3"][4096][1] = float("nan")
     names = {name for name, _, step in summary.verdict_metrics(decided(arms)) if step == 4096}
-    assert "m2/tokens_per_s.K1" in names
-    assert "m2/tokens_per_s.K3" not in names
+    assert "tokens_per_s/K1" in names
+    assert "tokens_per_s/K3" not in names
 
 
 def rows(*values):

@@ -52,7 +52,7 @@ def test_the_weights_and_every_arm_share_two_workers_where_three_threads_are_ask
 
 
 @pytest.mark.parametrize("activations", ["quantised", "fp32"])
-@pytest.mark.parametrize("name", ["K1", "K2", "K5"])
+@pytest.mark.parametrize("name", ["K1", "K2", "K5", "K5T", "K6", "K7"])
 def test_a_prefill_has_the_same_bits_on_any_number_of_threads(name, activations, monkeypatch):
     monkeypatch.setattr(prefill, "TILE_FLOATS", 1 << 11)  # several tiles in each matrix
     model = Model.from_gguf(read_gguf(TINY))

@@ -15,7 +15,7 @@ from kvtrial.engine.errors import (
     UnknownToken,
 )
 from kvtrial.engine.gguf import GgufFile, read_gguf
-from kvtrial.engine.tokenizer import Tokenizer, byte_tokens
+from kvtrial.engine.tokenizer import PRE_TOKENIZERS, Tokenizer, byte_tokens
 from kvtrial.run import models
 
 ROWS = json.loads((Path(__file__).parents[1] / "data" / "smollm2-tokens.json").read_text())["rows"]
@@ -71,7 +71,9 @@ def test_digits_are_single_and_symbol_runs_keep_their_line_end():
 
 @pytest.mark.parametrize("pre", ["deepseek-coder", "default", None])
 def test_another_pre_tokenizer_is_refused_by_name(pre):
-    with pytest.raises(TokenizerUnsupported, match=f"{pre!r}; allowed: gpt-2, llama-bpe, qwen2, "):
+    with pytest.raises(
+        TokenizerUnsupported, match=f"{pre!r}; allowed: deepseek-llm, gpt-2, llama-bpe, "
+    ):
         made(pre)
 
 
@@ -100,6 +102,36 @@ def test_tekken_parts_words_where_capitals_begin():
     assert tekken.encode("loW") == list(b"loW")  # "lo" and "W" are apart
     assert len(made("qwen2", merges=merges).encode("loW")) == 2
     assert len(tekken.encode("12")) == 2 and len(tekken.encode("all")) == 2
+
+
+def test_deepseek_parts_text_by_one_pattern_after_the_other():
+    """Words of letters with case, signs, digits and Han are parts of their own; whatever else is left is one."""
+    merges = ("1 2", "a 1", "a b", "Ġ a", ". a", ". .", "Ċ Ċ", "a Ċ", "Ġ Ġ", "Ù Ħ", "ÙĦ Ù", "ÙĦÙ Ħ")
+    deepseek = made("deepseek-llm", merges=merges)
+
+    def parts(text: str) -> list[str]:
+        return [deepseek.decode([i]) for i in deepseek.encode(text)]
+
+    assert parts("12") == ["12"]
+    assert parts("a1") == ["a", "1"]
+    assert parts("ab a") == ["ab", " a"]
+    assert parts(".a..") == [".", "a", ".."]
+    assert parts("a\n\n") == ["a", "\n", "\n"]
+    assert parts("a  a") == ["a", " ", " a"]
+    assert parts("a  ") == ["a", "  "]
+    assert parts("\u0644\u0644") == ["\u0644\u0644"]  # no pattern has Arabic: what is left is whole
+
+
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+def test_a_prompt_of_equal_letters_is_taken_in_one_go(pre: str):
+    """A merge that looked at all pairs again would take hours of it."""
+    tokenizer = made(pre, merges=("a a", "aa aa"))
+    assert tokenizer.encode("a" * 100_000) == [tokenizer.encode("aaaa")[0]] * 25_000
+
+
+def test_sentencepiece_takes_equal_letters_in_one_go():
+    tokenizer = pieces([*PIECES, "hh"], [*TYPES, 1], add_bos_token=False, add_space_prefix=False)
+    assert tokenizer.encode("h" * 100_000) == [len(PIECES)] * 50_000
 
 
 def test_control_tokens_only_where_asked_and_user_defined_always():

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from shown_trial import ARMS, FEW, STEPS, decided, steady, trial
+from trial_events import row, with_rows
 
 from kvtrial import tracking
 from kvtrial.run import events
@@ -76,7 +78,7 @@ def test_a_stage_is_a_child_of_the_trial_and_an_arm_a_child_of_the_stage(run_dir
     (stage,) = _runs(run_dir, level="stage", stage="m2")
     arms = _runs(run_dir, level="arm", stage="m2")
     assert stage.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert parent.data.tags["kvtrial.run_of.m2"] == stage.info.run_id
+    assert json.loads(parent.data.tags["kvtrial.run_of"]) == {"m2": stage.info.run_id}
     assert stage.info.status == "FINISHED"
     assert {a.data.tags["mlflow.parentRunId"] for a in arms} == {stage.info.run_id}
     assert len(arms) == RUNS_OF_A_STAGE
@@ -124,6 +126,8 @@ def test_a_trial_began_when_it_was_measured_and_the_ui_says_where_it_is(run_dir:
     assert lines == [
         f"All trials: {at}/runs?workflowType=machine_learning&searchFilter="
         "tags.%60kvtrial.level%60%20%3D%20%27trial%27",
+        f"Over time: {at}/runs?workflowType=machine_learning&searchFilter="
+        "tags.%60kvtrial.level%60%20%3D%20%27trial%27&compareRunsMode=CHART",
         f"{run_dir.name}: {at}/runs/{parent.info.run_id}",
     ]
 
@@ -139,12 +143,15 @@ def test_the_verdict_heads_the_trial_with_its_figures_and_tables(run_dir: Path) 
     assert note.splitlines()[0].startswith("**Run K2T (FP16)**")
     assert f"/runs/{stage.info.run_id})" in note
     assert parent.info.status == "FINISHED"
-    eligible = json.loads(parent.data.tags["kvtrial.eligible"])
-    assert (eligible["K0"], eligible["K1"]) == ("lacks: pool", "yes")
-    answered = ("store", "profile", "fp32_store", "language", "language_kind", "cold_store")
+    answered = ("store", "language", "cold_store")
     assert [parent.data.tags[f"kvtrial.{key}"] for key in answered] == [
-        "K2T", "fp16", "K1", "KEEP", "ruled out", "undecided",
+        "K2T", "KEEP (ruled out)", "undecided",
     ]  # fmt: skip
+    # Few tags, since they push the description down; the page's title is the answer.
+    assert sum(tag.startswith("kvtrial.") for tag in parent.data.tags) <= 9
+    assert parent.info.run_name == "K2T, KEEP K1 · m · here"
+    experiment = stores.MlflowStore(run_dir).client.get_experiment(parent.info.experiment_id)
+    assert "| `m2` | whole decodes" in experiment.tags["mlflow.note.content"]
     arms = _runs(run_dir, level="arm", candidate="K0")
     assert {arm.data.tags["kvtrial.eligible"] for arm in arms} == {"lacks: pool"}
     client = stores.MlflowStore(run_dir).client
@@ -166,7 +173,7 @@ def test_the_same_verdict_twice_adds_no_point_to_a_series(run_dir: Path) -> None
     (parent,) = _runs(run_dir, level="trial")
     client = stores.MlflowStore(run_dir).client
     # One point a context: the chart of one metric is its scaling.
-    points = client.get_metric_history(parent.info.run_id, "m2/tokens_per_s.K1")
+    points = client.get_metric_history(parent.info.run_id, "tokens_per_s/K1")
     assert sorted(point.step for point in points) == [512, 4096, 16384]
 
 
@@ -282,7 +289,7 @@ def test_what_another_pipeline_did_is_its_run_and_ours_is_no_longer_running(
     arms = _runs(run_dir, level="arm", stage="m2")
     assert {a.data.tags["mlflow.parentRunId"] for a in arms} == {first.info.run_id}
     (parent,) = _runs(run_dir, level="trial")
-    assert parent.data.tags["kvtrial.run_of.m2"] == first.info.run_id
+    assert json.loads(parent.data.tags["kvtrial.run_of"])["m2"] == first.info.run_id
 
 
 def test_a_process_number_used_again_is_another_process() -> None:
@@ -322,12 +329,14 @@ def test_eight_processes_at_once_on_an_empty_store_lose_nothing(run_dir: Path) -
 PEER_ROW = {
     "model": "tiny", "metric": "m2/tokens_per_s/fp32", "context": 4096, "threads": 2, "ours": 60.0,
     "peer": 20.0, "ratio": 3.0, "ci95": [2.5, 3.6], "n_blocks": 6, "our_arm": "K1",
-    "peer_setting": "llama-cpp-python 0.3.36, KV F16, flash attention off",
+    "peer_setting": "llama-cpp-python 0.3.36, KV F16, flash attention off", "best": True,
+    "bytes_a_token": 23040.0,
 }  # fmt: skip
 
 
 def test_the_peers_are_a_child_of_the_trial_with_their_ratios(run_dir: Path) -> None:
-    (run_dir / "peers.json").write_text(json.dumps([PEER_ROW]))
+    slower = {**PEER_ROW, "ratio": 4.0, "best": False}  # stays in the table
+    (run_dir / "peers.json").write_text(json.dumps([PEER_ROW, slower]))
     tracking.begin_stage(run_dir, "peers")
     tracking.finish_stage(run_dir, "peers")
     (parent,) = _runs(run_dir, level="trial")
@@ -584,3 +593,53 @@ def test_mlflow_at_a_path_with_a_percent_sign_is_refused_by_name(
     for arguments in (["ui"], ["rebuild", str(run_dir.parent)]):
         with pytest.raises(stores.StoreUnusable, match="move the checkout, or set MLFLOW_TRACKING"):
             command.main(arguments)
+
+
+def test_an_arm_that_did_not_run_has_no_run_and_probes_are_system_metrics(run_dir: Path) -> None:
+    at = {"candidate": "K1C", "text": "no compiler"}
+    added = [row("m2", "not_run", FEW, **at)]
+    added += [row("m2", "m2/allocations", FEW, candidate="K1", value=3.0)]
+    added += [row("m2", "probe/spin_ms", FEW, candidate="machine", value=v) for v in (5.0, 7.0)]
+    path = run_dir / "events" / "m2.parquet"
+    events.write(with_rows(events.read(path), added), path)
+    tracking.begin_stage(run_dir, "m2")
+    tracking.finish_stage(run_dir, "m2")
+    arms = _runs(run_dir, level="arm", stage="m2")
+    assert len(arms) == RUNS_OF_A_STAGE
+    assert not [arm for arm in arms if arm.data.tags["kvtrial.candidate"] == "K1C"]
+    (stage,) = _runs(run_dir, level="stage")
+    client = stores.MlflowStore(run_dir).client
+    spins = client.get_metric_history(stage.info.run_id, "system/spin_ms")
+    assert sorted((point.step, point.value) for point in spins) == [(0, 5.0), (1, 7.0)]
+    assert {arm.info.start_time for arm in arms} == {stage.info.start_time}
+
+
+def test_a_rebuilt_stage_ended_when_its_table_was_written_and_took_what_its_blocks_took(
+    run_dir: Path,
+) -> None:
+    path = run_dir / "events" / "m2.parquet"
+    added = [
+        row("m2", "block/taken_s", FEW, candidate="machine", block=b, value=30.0) for b in (0, 1)
+    ]
+    events.write(with_rows(events.read(path), added), path)
+    os.utime(path, (2_000_000, 2_000_000))
+    os.utime(run_dir / "verdict.json", (2_000_100, 2_000_100))
+    command.rebuild(run_dir.parent)
+    (stage,) = _runs(run_dir, level="stage", stage="m2")
+    assert (stage.info.start_time, stage.info.end_time) == (1_999_940_000, 2_000_000_000)
+    (parent,) = _runs(run_dir, level="trial")
+    assert parent.info.end_time == 2_000_100_000
+
+
+def test_a_killed_trial_is_not_running_once_somebody_looks(run_dir: Path) -> None:
+    (run_dir / "verdict.json").unlink()
+    tracking.begin_stage(run_dir, "m2")
+    tracking.end_dead(run_dir)
+    (parent,) = _runs(run_dir, level="trial")
+    assert parent.info.status == "RUNNING"  # its process is this one
+    (stage,) = _runs(run_dir, level="stage")
+    dead = f"{socket.gethostname()} 999999999 1.00"
+    stores.MlflowStore(run_dir).tags(stage.info.run_id, {"kvtrial.process": dead})
+    tracking.end_dead(run_dir)
+    (parent,) = _runs(run_dir, level="trial")
+    assert (parent.info.status, parent.data.tags["kvtrial.why"]) == ("KILLED", "its process died")

@@ -13,9 +13,10 @@ rule adopt:
     params:
         run_dir=RUN.dir,
         selection=paths.selection_file(),
-        synthetic="--synthetic" if config["force"] else "",
+        store=config["store"],
+        force="--force" if config["force"] else "",
     message:
         "adopt: {RUN.run_id}"
     shell:
         "python -m kvtrial.stages.after.adopt --run-dir {params.run_dir:q}"
-        " --selection {params.selection:q} --docs docs --note {output.note:q} {params.synthetic} 2>&1 | tee {log:q}"
+        " --selection {params.selection:q} --store {params.store:q} {params.force} 2>&1 | tee {log:q}"

@@ -66,10 +66,9 @@ def _meant(given: str, known: Sequence[str]) -> str:
     """The one key that begins as it was given."""
     fitting = [key for key in known if key.startswith(given.lower())]
     if not given or len(fitting) != 1:
-        raise InvalidArgument(
-            f"{given!r} is the beginning of {len(fitting)} keys; give that of one: "
-            f"{', '.join(key[:_SHOWN] for key in fitting or known) or 'the store is empty'}"
-        )
+        found = f"{len(fitting) or 'no'} keys start with {given!r}" if given else "the key is empty"
+        stored = ", ".join(key[:_SHOWN] for key in fitting or known) or "the store is empty"
+        raise InvalidArgument(f"{found}; give the start of one key: {stored}")
     return fitting[0]
 
 
@@ -107,7 +106,9 @@ def look_after(
     """
     if bool(keys) != (verb == "delete"):
         raise InvalidArgument(
-            f"{verb} was given {len(keys)} keys; delete takes those of the catalogue, other verbs none"
+            f"delete needs at least one key; `kvtrial cold catalogue {folder}` lists them"
+            if verb == "delete"
+            else f"{verb} takes no key, and was given {', '.join(map(repr, keys))}; delete takes keys"
         )
     if kind_of(folder) is None:
         raise ForeignStore(f"{folder} holds no cold store; `kvtrial generate --cold` makes one")

@@ -62,7 +62,8 @@ def every_head_ratio(trial: Trial) -> None:
         out = _attend(trial, k, v, q, 0.2, what=f"heads {q_heads}/{kv_heads}")
         right = np.arange(q_heads) // (q_heads // kv_heads)
         off = np.abs(out - right[:, None]).max()
-        require(off < 0.01, f"heads {q_heads}/{kv_heads}: a head reads another's values ({off})")
+        # Another's are 1 away, and 4 bits of a value up to 4/14 wide of it.
+        require(off < 0.4, f"heads {q_heads}/{kv_heads}: a head reads another's values ({off})")
 
 
 def fresh_pages_do_not_show(trial: Trial) -> None:
@@ -74,7 +75,8 @@ def fresh_pages_do_not_show(trial: Trial) -> None:
         out = np.full_like(q, np.nan)
         session.attend(0, q, out, 0.5)
         require(not out.any(), "an empty layer does not attend to zeros")
-        poison = np.full((4 * page, store.spec.kv_heads, store.spec.head_dim), 6e4, np.float32)
+        large = min(6e4, 0.9 * trial.profile.limit)
+        poison = np.full((4 * page, store.spec.kv_heads, store.spec.head_dim), large, np.float32)
         session.append(0, at(0, 4 * page), poison, poison)
         session.close()
         for n in (1, 13, page - 1, page, page + 1):
@@ -96,7 +98,7 @@ def uniform_weights(trial: Trial) -> None:
             q = np.zeros((4, 48), np.float32)
             q[:, 0] = 1000
             out = _attend(trial, k, np.ones_like(k), q, 1.0, what=f"{n} scores of {score}")
-            off, stored = np.abs(out - 1).max(), trial.profile.storage_bound([1.0])[0]
+            off, stored = np.abs(out - 1).max(), trial.profile.storage_bound(np.ones(48))[0]
             require(off <= 1e-6 + stored, f"{n} scores of {score}: the weights are {off} off 1")
 
 

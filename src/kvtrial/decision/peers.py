@@ -1,13 +1,14 @@
 """Other people's engines and ours: the comparison that peers.json holds.
 
-`compare` is a pure function of the raw rows. Both sides are taken at their best setting in a cell: the
-one with the highest geometric mean over the blocks. Ratios are formed within the block, so what the
-machine did to both drops out, and their interval is the t interval of `kvtrial.decision.stats`.
+`compare` is a pure function of the raw rows. Of each profile of ours the best arm in a cell, the one with the
+highest geometric mean over the blocks, stands beside every setting of a peer; the peer's best one is marked, and
+is the one that "over llama.cpp" speaks of. Ratios are formed within the block, so what the machine did to
+both drops out, and their interval is the t interval of `kvtrial.decision.stats`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +24,15 @@ from kvtrial.measure.peers.programs import PEERS, arms_of
 class Comparison:
     """A metric of peers.json: whose values it is made of, and how.
 
-    ``profiles``: those of ours that compete. ``rate``: (values of one block, context) → a number in
-    the metric's unit. ``larger_is_better`` fixes the ratio's direction: above 1 ours is better.
+    ``apart``: each profile of ours has rows of its own, named ``metric/profile``. ``rate``: (values of one block,
+    context) → a number in the metric's unit. ``larger_is_better`` fixes the ratio's direction: above 1 ours is
+    better.
     """
 
     metric: str
     source: str
     programs: tuple[str, ...]
-    profiles: frozenset[str]
+    apart: bool
     rate: Callable[[np.ndarray, int], float]
     larger_is_better: bool
 
@@ -47,14 +49,17 @@ def _median(attention_ms: np.ndarray, context: int) -> float:
     return float(np.median(attention_ms))
 
 
-_FP32, _FP16 = frozenset({"fp32"}), frozenset({"fp16"})
 _LLAMA = ("llama.cpp",)
 COMPARISONS = (
-    Comparison("m2/tokens_per_s/fp32", "m2/step_ms", _LLAMA, _FP32, _decode_rate, True),
-    Comparison("m2/tokens_per_s/fp16", "m2/step_ms", _LLAMA, _FP16, _decode_rate, True),
-    Comparison("prefill/tokens_per_s", "prefill/ms", _LLAMA, _FP32 | _FP16, _prefill_rate, True),
+    Comparison("m2/tokens_per_s", "m2/step_ms", _LLAMA, True, _decode_rate, True),
+    Comparison("prefill/tokens_per_s", "prefill/ms", _LLAMA, False, _prefill_rate, True),
     Comparison(
-        "m1/attention_ms", "m1/attention_ms", ("torch", "onnxruntime"), _FP32, _median, False
+        "m1/attention_ms",
+        "m1/attention_ms",
+        ("torch", "onnxruntime", "openvino"),
+        True,
+        _median,
+        False,
     ),
 )
 
@@ -63,6 +68,7 @@ def compare(
     events: pd.DataFrame,
     *,
     model: str,
+    shape: Mapping[str, int],
     profiles: dict[str, str],
     confidence: float = 0.95,
 ) -> list[dict[str, Any]]:
@@ -74,6 +80,8 @@ def compare(
         Columns of `kvtrial.run.events.COLUMNS`. In ``prefill/ms`` rows ``context`` is the length of the
         prompt; ``package`` rows have a program as candidate, its package and version as text.
     model : str
+    shape : mapping
+        layers, kv_heads and head_dim of its stores.
     profiles : dict
         Our arm → the name of its numerical profile.
     confidence : float
@@ -82,40 +90,51 @@ def compare(
     -------
     list of dict
         ``ours`` and ``peer`` are geometric means over the blocks in the metric's unit, so ``ratio``
-        is their quotient; it is above 1 where ours is better. A row that has no two whole sides is
-        left out. Of several attempts the one with the most blocks gives it, the first among equals:
-        what came out has no say.
+        is their quotient; it is above 1 where ours is better. ``best`` marks the peer's best setting. A row
+        that has no two whole sides is left out. Of several attempts the one with the most blocks gives it, the
+        first among equals: what came out has no say.
     """
     rows: list[dict[str, Any]] = []
     named = events[events["metric"] == "package"]
     packages = dict(zip(zip(named["candidate"], named["attempt"]), named["text"]))
     for comparison in COMPARISONS:
         own = events[events["metric"] == comparison.source]
-        ours = [arm for arm, profile in profiles.items() if profile in comparison.profiles]
-        for (context, threads), cell in own.groupby(["context", "threads"]):
-            for program in comparison.programs:
-                tries = {}
-                for number, attempt in cell.groupby("attempt"):
-                    sides = _by_block(attempt, comparison, int(context))
-                    found = _row(sides, comparison, ours, arms_of(program), confidence)
-                    if found is not None:
-                        tries[number] = found
-                if not tries:
-                    continue
-                number = max(tries, key=lambda n: (tries[n]["n_blocks"], -n))
-                found = tries[number]
-                setting = PEERS[found.pop("peer_arm")].setting
-                rows.append(
-                    {
-                        "model": model,
-                        "metric": comparison.metric,
-                        "context": int(context),
-                        "threads": int(threads),
-                        **found,
-                        "peer_setting": f"{packages[program, number]}, {setting}",
-                    }
-                )
+        for metric, ours in _sides(comparison, profiles):
+            for (context, threads), cell in own.groupby(["context", "threads"]):
+                for program in comparison.programs:
+                    tries = {}
+                    for number, attempt in cell.groupby("attempt"):
+                        sides = _by_block(attempt, comparison, int(context))
+                        if found := _rows(sides, comparison, ours, arms_of(program), confidence):
+                            tries[number] = found
+                    if not tries:
+                        continue
+                    number = max(tries, key=lambda n: (tries[n][0]["n_blocks"], -n))
+                    rows += [
+                        {
+                            "model": model,
+                            "metric": metric,
+                            "context": int(context),
+                            "threads": int(threads),
+                            **{key: value for key, value in found.items() if key != "peer_arm"},
+                            "peer_setting": (
+                                f"{packages[program, number]}, {PEERS[found['peer_arm']].setting}"
+                            ),
+                            "bytes_a_token": PEERS[found["peer_arm"]].bytes_a_token(shape),
+                        }
+                        for found in tries[number]
+                    ]
     return rows
+
+
+def _sides(comparison: Comparison, profiles: dict[str, str]) -> list[tuple[str, list[str]]]:
+    """The comparison's metrics, each with our arms that compete in it."""
+    if not comparison.apart:
+        return [(comparison.metric, list(profiles))]
+    return [
+        (f"{comparison.metric}/{name}", [arm for arm, own in profiles.items() if own == name])
+        for name in dict.fromkeys(profiles.values())
+    ]
 
 
 def _by_block(
@@ -137,40 +156,38 @@ def _by_block(
     return {arm: values for arm, values in found.items() if values.keys() == blocks}
 
 
-def _row(
+def _rows(
     sides: dict[str, dict[int, float]],
     comparison: Comparison,
     ours: list[str],
     theirs: list[str],
     confidence: float,
-) -> dict[str, Any] | None:
-    """Both sides' best and their ratio; None where a side has nothing, or one block only."""
+) -> list[dict[str, Any]]:
+    """Our best arm beside each of theirs, their best one first; nothing where a side has nothing, or one block."""
+    sign = 1 if comparison.larger_is_better else -1
+    means = {arm: float(np.exp(np.mean(np.log([*own.values()])))) for arm, own in sides.items()}
 
-    def best(arms: list[str]) -> tuple[str, float] | None:
-        means = {
-            a: float(np.exp(np.mean(np.log([*sides[a].values()])))) for a in arms if a in sides
-        }
-        if not means:
-            return None
-        choose = max if comparison.larger_is_better else min
-        return choose(means.items(), key=lambda item: item[1])
+    def ranked(arms: list[str]) -> list[str]:
+        return sorted((a for a in arms if a in means), key=lambda a: sign * means[a], reverse=True)
 
-    our_best, peer_best = best(ours), best(theirs)
-    if our_best is None or peer_best is None:
-        return None
-    top, bottom = sides[our_best[0]], sides[peer_best[0]]
-    if not comparison.larger_is_better:
-        top, bottom = bottom, top
-    try:
-        interval = stats.t_interval(stats.paired_log_ratios(top, bottom), confidence)
-    except stats.InsufficientData:
-        return None
-    return {
-        "ours": digits(our_best[1]),
-        "peer": digits(peer_best[1]),
-        "ratio": digits(interval.ratio),
-        "ci95": [digits(interval.low), digits(interval.high)],
-        "n_blocks": interval.n,
-        "our_arm": our_best[0],
-        "peer_arm": peer_best[0],
-    }
+    found: list[dict[str, Any]] = []
+    for best in ranked(ours)[:1]:
+        for peer in ranked(theirs):
+            log_ratios = stats.paired_log_ratios(sides[best], sides[peer])
+            try:
+                interval = stats.t_interval(sign * log_ratios, confidence)
+            except stats.InsufficientData:
+                continue
+            found.append(
+                {
+                    "ours": digits(means[best]),
+                    "peer": digits(means[peer]),
+                    "ratio": digits(interval.ratio),
+                    "ci95": [digits(interval.low), digits(interval.high)],
+                    "n_blocks": interval.n,
+                    "our_arm": best,
+                    "peer_arm": peer,
+                    "best": not found,
+                }
+            )
+    return found

@@ -125,7 +125,7 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
     data = {
         **{
             key: getattr(of_run, key)
-            for key in ("run_id", "model", "shape", "synthetic", "machine")
+            for key in ("run_id", "model", "shape", "synthetic", "machine", "context_length")
         },
         "measured": of_run.measured,
         "build_id": _build_id(events),

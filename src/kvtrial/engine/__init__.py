@@ -4,9 +4,10 @@ In reading order:
 
 ==================  ================================================================================
 `gguf`, `config`    the file, its metadata as a `ModelConfig`; typed errors before memory is taken
-`kinds`             tensor kinds: their blocks, and as which of four each is kept
+`kinds`             tensor kinds: their blocks
+`support`           what of a file does not run, all of it at once
 `architecture`      model families as data: what one's layers do that another's don't
-`tokenizer`         the file's byte-level BPE, through the library ``tokenizers``
+`tokenizer`         the file's BPE or SentencePiece, through the library ``tokenizers``
 `weights`           matrices packed into panels of eight rows; ``_weights`` multiplies by them
 `transformer`       `Model` and `Decoder`: what everything else calls
 `scheduler`         a step as named regions; attention is the one that a store provides; ``_regions``
@@ -40,14 +41,13 @@ def load(path: Path | str) -> Model:
         Whatever is wrong in the file; see `kvtrial.engine.errors`.
     """
     from kvtrial.engine.gguf import read_gguf
-    from kvtrial.engine.synthetic import SYNTHETIC_KEY
+    from kvtrial.engine.synthetic import is_synthetic
     from kvtrial.engine.transformer import Model
 
     path = Path(path)
     with _memory_for(path):
         file = read_gguf(path)
-        synthetic = bool(file.metadata.get(SYNTHETIC_KEY, False))
-        return Model.from_gguf(file, name=path.stem, synthetic=synthetic)
+        return Model.from_gguf(file, name=path.stem, synthetic=is_synthetic(file))
 
 
 @contextlib.contextmanager

@@ -97,17 +97,16 @@ class ModelConfig:
 
         Raises
         ------
-        UnsupportedArchitecture, TokenizerUnsupported
+        UnsupportedTensorType, UnsupportedArchitecture, TokenizerUnsupported
             All that does not run of the file; see `kvtrial.engine.support`.
         GgufInvalid
             A key is missing, of the wrong type, or contradicts another.
         MissingTensor
             No embedding.
         """
-        shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-        support.refuse(file.path, file.metadata, shapes)
+        support.refuse(file)
         architecture = ARCHITECTURES[file.metadata["general.architecture"]]
-        read = _Keys(file, architecture.name)
+        read = Keys(file, architecture.name)
         embedding = file.tensor("token_embd.weight").shape
         if len(embedding) != 2:
             raise GgufInvalid(
@@ -135,7 +134,7 @@ class ModelConfig:
         config._check(file, read)
         return config
 
-    def _check(self, file: GgufFile, read: _Keys) -> None:
+    def _check(self, file: GgufFile, read: Keys) -> None:
         if self.q_heads % self.kv_heads or self.q_heads // self.kv_heads > MAX_GROUP:
             raise GgufInvalid(
                 f"{file.path}: {self.q_heads} query heads over {self.kv_heads} KV heads; allowed: a "
@@ -149,7 +148,7 @@ class ModelConfig:
             read.integer(key, self.head_dim)  # another number was refused, another type was not
 
 
-def _rope_factor(read: _Keys) -> float:
+def _rope_factor(read: Keys) -> float:
     """What positions are divided by; 1 where they are not scaled."""
     if read.raw("rope.scaling.type") == "none":
         return 1.0
@@ -173,8 +172,8 @@ def _vocab(file: GgufFile, rows: int) -> int:
     return len(tokens)
 
 
-class _Keys:
-    """Typed look-ups of the architecture's keys."""
+class Keys:
+    """Typed look-ups of an architecture's keys; `GgufInvalid` names one that is missing or of another type."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
         self.file = file

@@ -30,7 +30,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvtrial.engine import support
 from kvtrial.engine.errors import (
     GgufInvalid,
     GgufTruncated,
@@ -68,6 +67,13 @@ class GgufTensor:
     data: U8 = field(repr=False)
 
 
+class Strange(NamedTuple):
+    """A tensor of a type that does not run: the type's number, and the shape."""
+
+    number: int
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class GgufFile:
     """What `read_gguf` returns.
@@ -81,6 +87,8 @@ class GgufFile:
     metadata: dict[str, Any] = field(repr=False)
     tensors: dict[str, GgufTensor] = field(repr=False)
     size: int
+    #: Tensors of types that are not in `TensorKind`, by name.
+    strange: Mapping[str, Strange] = field(default_factory=dict, repr=False)
     #: The map that the tensors lie in, and the file as it was mapped.
     mapped: mmap.mmap | None = field(default=None, repr=False)
     found: os.stat_result | None = field(default=None, repr=False)
@@ -245,64 +253,8 @@ def read_gguf(path: str | Path) -> GgufFile:
         The file ends inside the header, a key or a tensor; the first that does not fit is named.
     GgufInvalid
         Foreign magic, version or byte order; contradictory records.
-    UnsupportedTensorType
-        Tensors of kinds that are not in `TensorKind`; the message has all of them.
     """
     path = Path(path)
-    head = _read_head(path)
-    if head.strange:
-        support.refuse(path, head.metadata, head.shapes, head.strange)
-    tensors = _map_tensors(path, head)
-    return GgufFile(
-        path,
-        head.version,
-        head.alignment,
-        head.metadata,
-        tensors,
-        len(head.mapped),
-        head.mapped,
-        head.found,
-    )
-
-
-class _Record(NamedTuple):
-    name: str
-    kind: TensorKind
-    shape: tuple[int, ...]
-    nbytes: int
-    offset: int
-
-
-class _Head(NamedTuple):
-    """All but the weights, which begin at ``start``; ``strange`` has the names of tensors by the number of a
-    type that does not run."""
-
-    version: int
-    alignment: int
-    metadata: dict[str, Any]
-    records: dict[str, _Record]
-    strange: dict[int, list[str]]
-    start: int
-    mapped: mmap.mmap
-    found: os.stat_result
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {record.name: record.shape for record in self.records.values()}
-
-
-def read_shape(path: str | Path) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Metadata, and shapes of tensors by name, of a file of any tensor types; its weights are not touched.
-
-    Raises
-    ------
-    GgufTruncated, GgufInvalid
-    """
-    head = _read_head(Path(path))
-    return head.metadata, head.shapes
-
-
-def _read_head(path: Path) -> _Head:
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         if found.st_size == 0:
@@ -320,15 +272,20 @@ def _read_head(path: Path) -> _Head:
         metadata[key] = cursor.value()
     alignment = _alignment(path, metadata)
     records: dict[str, _Record] = {}
-    strange: dict[int, list[str]] = {}
     for i in range(n_tensors):
         cursor.what = f"tensor record {i} of {n_tensors}"
-        record = _read_record(cursor, alignment, strange)
+        record = _read_record(cursor, alignment)
         if record.name in records:
             raise cursor.invalid("is there twice")
         records[record.name] = record
     start = -(-cursor.at // alignment) * alignment
-    return _Head(version, alignment, metadata, records, strange, start, mapped, found)
+    tensors = _map_tensors(path, mapped, start, records)
+    strange = {
+        r.name: Strange(r.kind, r.shape) for r in records.values() if isinstance(r.kind, int)
+    }
+    return GgufFile(
+        path, version, alignment, metadata, tensors, len(mapped), strange, mapped, found
+    )
 
 
 def check_finite(tensor: GgufTensor, path: Path | str = "") -> None:
@@ -358,6 +315,14 @@ def check_finite(tensor: GgufTensor, path: Path | str = "") -> None:
 _EXPONENTS = {TensorKind.F32: ("<u4", 0x7F800000), TensorKind.BF16: ("<u2", 0x7F80)}
 
 
+class _Record(NamedTuple):
+    name: str
+    kind: TensorKind | int  # the number of one that does not run, whose size is not known
+    shape: tuple[int, ...]
+    nbytes: int
+    offset: int
+
+
 def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
     magic = cursor.data[:4]
     if magic != MAGIC[: len(magic)]:
@@ -385,8 +350,7 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
     return int(value)
 
 
-def _read_record(cursor: _Cursor, alignment: int, strange: dict[int, list[str]]) -> _Record:
-    """The next record; one of a kind that does not run is noted in ``strange``, and its size is not known."""
+def _read_record(cursor: _Cursor, alignment: int) -> _Record:
     name = cursor.string()
     cursor.what = f"tensor {name!r}"
     dimensions = cursor.u32()
@@ -398,8 +362,7 @@ def _read_record(cursor: _Cursor, alignment: int, strange: dict[int, list[str]])
     try:
         kind = TensorKind(number)
     except ValueError:
-        strange.setdefault(number, []).append(name)
-        return _Record(name, TensorKind.F32, shape, 0, offset)
+        return _Record(name, number, shape, 0, offset)
     weights = math.prod(shape)
     if weights == 0 or weights >= 2**63:
         raise cursor.invalid(f"has shape {shape}; allowed: no empty dimension, under 2^63 weights")
@@ -412,8 +375,9 @@ def _read_record(cursor: _Cursor, alignment: int, strange: dict[int, list[str]])
     return _Record(name, kind, shape, weights // kind.block_size * kind.block_bytes, offset)
 
 
-def _map_tensors(path: Path, head: _Head) -> dict[str, GgufTensor]:
-    records, start, mapped = head.records, head.start, head.mapped
+def _map_tensors(
+    path: Path, mapped: mmap.mmap, start: int, records: dict[str, _Record]
+) -> dict[str, GgufTensor]:
     end, before = 0, ""
     for record in sorted(records.values(), key=lambda r: r.offset):
         if record.offset < end:
@@ -434,6 +398,7 @@ def _map_tensors(path: Path, head: _Head) -> dict[str, GgufTensor]:
             r.name, r.kind, r.shape, whole[start + r.offset : start + r.offset + r.nbytes]
         )
         for r in records.values()
+        if isinstance(r.kind, TensorKind)
     }
 
 

@@ -15,7 +15,9 @@ from kvtrial.engine.errors import (
     UnsupportedArchitecture,
     UnsupportedTensorType,
 )
+from kvtrial.engine.gguf import GgufFile, Strange
 from kvtrial.engine.kinds import OTHERS, TensorKind
+from kvtrial.engine.tokenizer import unsupported
 
 #: RoPE scaling that runs; factors of single pairs are a tensor, ``rope_freqs.weight``.
 ROPE_SCALING = ("none", "linear")
@@ -32,30 +34,18 @@ class Obstacle(NamedTuple):
     said: str
 
 
-def refuse(
-    path: Path,
-    metadata: Mapping[str, Any],
-    tensors: Mapping[str, tuple[int, ...]],
-    strange: Mapping[int, list[str]] | None = None,
-) -> None:
+def refuse(file: GgufFile) -> None:
     """Raise the error of the first obstacle, whose message has all of them and the ways out.
-
-    Parameters
-    ----------
-    tensors : mapping
-        Name → shape.
-    strange : mapping, optional
-        Number of a tensor type that is none of `TensorKind` → names of its tensors.
 
     Raises
     ------
     UnsupportedTensorType, UnsupportedArchitecture, TokenizerUnsupported
     """
-    strange = strange or {}
-    found = [*_of_types(strange), *_of_family(metadata, tensors), *_of_tokenizer(metadata)]
+    metadata, names = file.metadata, [*file.tensors, *file.strange]
+    found = [*_of_types(file.strange), *_of_family(metadata, names), *_of_tokenizer(metadata)]
     if found:
         said = "; ".join(obstacle.said for obstacle in found)
-        raise found[0].error(f"{path}: {said}. {_ways_out(path, bool(strange))}")
+        raise found[0].error(f"{file.path}: {said}. {_ways_out(file.path, bool(file.strange))}")
 
 
 def _ways_out(path: Path, types: bool) -> str:
@@ -69,22 +59,21 @@ def _ways_out(path: Path, types: bool) -> str:
     return f"{convert}{measure}" if convert else measure[0].upper() + measure[1:]
 
 
-def _of_types(strange: Mapping[int, list[str]]) -> Iterable[Obstacle]:
+def _of_types(strange: Mapping[str, Strange]) -> Iterable[Obstacle]:
     if not strange:
         return
+    by_number: dict[int, list[str]] = {}
+    for name, tensor in strange.items():
+        by_number.setdefault(tensor.number, []).append(name)
     met = (
         f"{OTHERS.get(number, f'type {number}')} ({len(names)} tensors, such as {names[0]!r})"
-        for number, names in sorted(strange.items())
+        for number, names in sorted(by_number.items())
     )
     allowed = ", ".join(kind.name for kind in TensorKind)
-    yield Obstacle(
-        UnsupportedTensorType, f"has tensors of {', '.join(met)}; allowed: {allowed}"
-    )
+    yield Obstacle(UnsupportedTensorType, f"has tensors of {', '.join(met)}; allowed: {allowed}")
 
 
-def _of_family(
-    metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]
-) -> Iterable[Obstacle]:
+def _of_family(metadata: Mapping[str, Any], tensors: Iterable[str]) -> Iterable[Obstacle]:
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         said = f"general.architecture is {shown(name)}; allowed: {', '.join(ARCHITECTURES)}"
@@ -149,8 +138,6 @@ def _changing(family: Architecture, tensors: Iterable[str]) -> list[str]:
 
 def _of_tokenizer(metadata: Mapping[str, Any]) -> Iterable[Obstacle]:
     """Of a tokenizer that is there; without one a model runs on ids."""
-    from kvtrial.engine.tokenizer import unsupported  # which reads files, as those that refuse them do
-
     if "tokenizer.ggml.model" in metadata:
         for said in unsupported(metadata):
             yield Obstacle(TokenizerUnsupported, said)

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from kvtrial.contract import InvalidArgument, integer, shown
 from kvtrial.engine.architecture import ARCHITECTURES
-from kvtrial.engine.gguf import TensorToWrite, write_gguf
+from kvtrial.engine.config import Keys
+from kvtrial.engine.gguf import GgufFile, TensorToWrite, write_gguf
 from kvtrial.engine.kinds import QK, TensorKind
 from kvtrial.engine.tokenizer import CONTROL, byte_tokens
 
@@ -33,13 +34,16 @@ _NORMAL, _UNUSED = 1, 5
 _KINDS = ("Q8_0", "Q4_1")
 _LEAST_VOCAB = 256 + len(_MERGES) + 1
 _CHUNK_BLOCKS = 1 << 17
+#: Between the bits of a weight in Q4_1 and in Q8_0.
+_BITS_BETWEEN = (20 + 34) * 8 / 2 / QK
 
 
 @dataclass(frozen=True)
 class ModelSizes:
     """Sizes of a synthetic model, as in the architecture's own configuration.
 
-    ``kind`` is the format of the matrices, ``Q8_0`` or ``Q4_1``; ``vocab`` at least 269.
+    ``kind`` is the format of the matrices, ``Q8_0`` or ``Q4_1``; ``vocab`` at least 269. ``width`` is that of the
+    residual stream where it is another than query heads times head_dim.
     """
 
     architecture: str
@@ -53,6 +57,7 @@ class ModelSizes:
     context: int
     rope_base: float
     seed: int
+    width: int | None = None
 
     def __post_init__(self) -> None:
         """`InvalidArgument` for a family or format that is not made, and for too small a vocabulary."""
@@ -63,11 +68,62 @@ class ModelSizes:
                 )
         integer(self.vocab, "vocab", _LEAST_VOCAB)
         integer(self.seed, "seed", 0)
+        for name in ("hidden", "ffn", "q_rows"):
+            if getattr(self, name) % QK:
+                raise InvalidArgument(
+                    f"{name} is {getattr(self, name)}; {self.kind} has blocks of {QK}: give a multiple of it"
+                )
 
     @property
     def hidden(self) -> int:
         """Width of the residual stream."""
+        return self.q_rows if self.width is None else self.width
+
+    @property
+    def q_rows(self) -> int:
+        """Elements of all query heads."""
         return self.q_heads * self.head_dim
+
+
+def sizes_like(file: GgufFile) -> ModelSizes:
+    """Sizes of a model whose decode reads as much as that of the file: any file's, also of a family, of tensor
+    types or of a tokenizer that do not run. A family that is not known is taken for a ``llama``.
+
+    Raises
+    ------
+    GgufInvalid
+        A key of the shape is missing or no number.
+    InvalidArgument
+        Sizes that have no whole blocks.
+    """
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    shapes |= {name: tensor.shape for name, tensor in file.strange.items()}
+    weights = sum(map(math.prod, shapes.values()))
+    family = str(file.metadata.get("general.architecture"))
+    read = Keys(file, family)
+    q_heads, width = read.integer("attention.head_count"), read.integer("embedding_length")
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    rows = len(tokens) if isinstance(tokens, list) else shapes.get("token_embd.weight", (0,))[0]
+    return ModelSizes(
+        architecture=family if family in ARCHITECTURES else "llama",
+        # Whichever has about as many bytes a weight.
+        kind="Q4_1" if 8 * file.size < _BITS_BETWEEN * weights else "Q8_0",
+        layers=read.integer("block_count"),
+        q_heads=q_heads,
+        kv_heads=read.integer("attention.head_count_kv", q_heads),
+        head_dim=read.integer("attention.key_length", width // q_heads),
+        ffn=read.integer("feed_forward_length"),
+        vocab=max(rows, _LEAST_VOCAB),
+        context=read.integer("context_length"),
+        rope_base=read.number("rope.freq_base", 10000.0),
+        seed=0,
+        width=width,
+    )
+
+
+def is_synthetic(file: GgufFile) -> bool:
+    """Whether the file was made here: its weights are random."""
+    return file.metadata.get(SYNTHETIC_KEY) is True
 
 
 def write_synthetic(path: str | Path, name: str, sizes: ModelSizes) -> None:
@@ -82,7 +138,8 @@ def _metadata(name: str, sizes: ModelSizes) -> dict[str, Any]:
     filler = sizes.vocab - len(tokens) - 1
     types = [_NORMAL] * len(tokens) + [_UNUSED] * filler + [CONTROL]
     tokens += [f"[unused{i}]" for i in range(filler)] + ["<|endoftext|>"]
-    return {
+    own = {} if sizes.width is None else {f"{arch}.attention.key_length": sizes.head_dim}
+    return own | {
         "general.architecture": arch,
         "general.name": name,
         SYNTHETIC_KEY: True,
@@ -131,13 +188,13 @@ def _tensors(sizes: ModelSizes) -> Iterator[TensorToWrite]:
         block = f"blk.{layer}"
         yield vector(f"{block}.attn_norm.weight", ones)
         yield vector(f"{block}.ffn_norm.weight", ones)
-        for part, rows in (("attn_q", hidden), ("attn_k", kv), ("attn_v", kv)):
+        for part, rows in (("attn_q", sizes.q_rows), ("attn_k", kv), ("attn_v", kv)):
             yield matrix(f"{block}.{part}", rows, hidden)
             if family.qkv_bias:
                 yield vector(f"{block}.{part}.bias", small(rows))
         for part in ("attn_q", "attn_k") if family.qk_norm else ():
             yield vector(f"{block}.{part}_norm.weight", 1 + small(sizes.head_dim))
-        yield matrix(f"{block}.attn_output", hidden, hidden)
+        yield matrix(f"{block}.attn_output", hidden, sizes.q_rows)
         yield matrix(f"{block}.ffn_gate", ffn, hidden)
         yield matrix(f"{block}.ffn_up", ffn, hidden)
         yield matrix(f"{block}.ffn_down", hidden, ffn)

@@ -116,14 +116,16 @@ _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 def unsupported(metadata: Mapping[str, Any]) -> list[str]:
     """What of a file's tokenizer does not run: each key, its value and what is allowed."""
-    allowed = {"model": [BYTE_LEVEL, SENTENCEPIECE]}
-    if metadata.get("tokenizer.ggml.model") == BYTE_LEVEL:
-        allowed["pre"] = sorted(PRE_TOKENIZERS)
     found = []
-    for key, names in allowed.items():
+    for key, names in (
+        ("model", [BYTE_LEVEL, SENTENCEPIECE]),
+        ("pre", sorted(PRE_TOKENIZERS)),
+    ):
         value = metadata.get(f"tokenizer.ggml.{key}")
         if not isinstance(value, str) or value not in names:
             found.append(f"tokenizer.ggml.{key} is {shown(value)}; allowed: {', '.join(names)}")
+        if not (isinstance(value, str) and value == BYTE_LEVEL):
+            break  # only this one parts text by a pattern
     return found
 
 

@@ -121,8 +121,8 @@ class _Taker:
             return Matrix(tensor.name, tensor.kind.name, rows, cols, data, room, self._threads)
         except OverflowError:
             raise NonFiniteWeight(
-                f"{self.file.path}: tensor {tensor.name!r} ({tensor.kind.name}) has blocks whose lowest weights are "
-                "past what FP16 holds; the file is corrupt: fetch it again"
+                f"{self.file.path}: tensor {tensor.name!r} ({tensor.kind.name}) has blocks whose lowest weights "
+                "are past what FP16 holds; the file is corrupt: fetch it again"
             ) from None
 
     def vector(self, name: str, size: int) -> F32:

@@ -1,17 +1,18 @@
 """The adopted outcome of a verdict: which store the runtime opens, and which are retired.
 
-`config/selection.yaml` is written by the target ``adopt``, one entry per machine class. A package that
-is installed away from the checkout reads ``$KVTRIAL_SELECTION``, else selection.yaml in the user's
-configuration folder.
+`config/selection.yaml` is written by the target ``adopt``: one entry for each machine class and head shape, since
+the same arms rank otherwise with other heads. A package that is installed away from the checkout reads
+``$KVTRIAL_SELECTION``, else selection.yaml in the user's configuration folder.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrial.host import machine, paths
+from kvtrial.host import machine, paths, shapes
 from kvtrial.host.files import NotText, parsed_yaml
 
 
@@ -57,8 +58,23 @@ class Selection:
         return f"adopted from the verdict of {self.run_id}"
 
 
-def load() -> Selection:
-    """This machine's selection; `Selection()` where no verdict was adopted for it.
+def load(shape: Mapping[str, Any]) -> Selection:
+    """This machine's selection for a shape; `Selection()` where no verdict was adopted for it.
+
+    Parameters
+    ----------
+    shape : mapping
+        ``q_heads``, ``kv_heads`` and ``head_dim``.
+
+    Raises
+    ------
+    SelectionInvalid
+    """
+    return adopted().get(shapes.name_of(shape), Selection())
+
+
+def adopted() -> dict[str, Selection]:
+    """This machine's selections by the name of the head shape, such as ``9q3kv``.
 
     Raises
     ------
@@ -72,11 +88,11 @@ def load() -> Selection:
                 f"KVTRIAL_SELECTION is {str(path)!r}, where no file lies; give the selection.yaml "
                 "that `make adopt` wrote, or unset it"
             )
-        return Selection()
+        return {}
     try:
         entries = parsed_yaml(path.read_bytes()) or {}
-        entry = entries.get(machine.machine_class())
-        return Selection() if entry is None else _read(entry)
+        own = entries.get(machine.machine_class()) or {}
+        return {str(shape): _read(entry) for shape, entry in own.items()}
     except (NotText, AttributeError, KeyError, TypeError) as error:
         raise SelectionInvalid(
             f"{path}: not what `make adopt` writes ({type(error).__name__}: {error}); run it again, or "
@@ -85,16 +101,28 @@ def load() -> Selection:
 
 
 def _read(entry: dict[str, Any]) -> Selection:
-    """An entry of the file. One from before profiles were adopted names FP32 stores alone: its reference is
-    the FP32 store, whatever was written as the default."""
-    default, reference = str(entry["default"]), str(entry["reference"])
-    cold = entry.get("cold")
+    cold = entry["cold"]
     return Selection(
-        default=default,
-        profile=str(entry.get("profile", "fp32")),
-        fp32=str(entry.get("fp32", reference)),
-        reference=reference,
+        default=str(entry["default"]),
+        profile=str(entry["profile"]),
+        fp32=str(entry["fp32"]),
+        reference=str(entry["reference"]),
         retired=tuple(map(str, entry["retired"])),
         cold=None if cold is None else str(cold),
         run_id=str(entry["run_id"]),
     )
+
+
+def said_of(name: str, selections: Mapping[str, Selection]) -> list[str]:
+    """What was adopted of a candidate, in words, one for each head shape that has a say."""
+    said = []
+    for shape, chosen in selections.items():
+        if name in chosen.retired:
+            said.append(f"retired for {shape} by {chosen.run_id}")
+        elif name == chosen.default:
+            said.append(f"default for {shape}, {chosen.origin}")
+        elif name == chosen.fp32:
+            said.append(f'default for {shape} with profile="fp32"')
+    if name == Selection().default:
+        said.append("default for other heads" if selections else "default")
+    return said

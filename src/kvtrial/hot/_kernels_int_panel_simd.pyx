@@ -41,17 +41,19 @@ from kvtrial.hot._quants cimport (
     q_round_i8x8,
     q_set,
     q_store,
+    q_sum,
     q_sums_float,
     q_widen_i8,
     sums,
 )
 from kvtrial.hot._rotation cimport rotate
-from kvtrial.hot._simd cimport LANES, kv_load, kv_mul, kv_splat, kv_store_int16
+from kvtrial.hot._simd cimport LANES, kv_load, kv_lowest_bit, kv_mul, kv_splat, kv_store_int16
 from kvtrial.hot._tile cimport ROWS, Tile, ask_for, hide, soften, tile_fn, walk
 
 
 cdef enum:
     QUERY_ROOM = 16384  # elements of queries that a pass over the pages can have
+    PACE_BITS = 16
 
 ctypedef fused code_t:
     int8_t
@@ -74,6 +76,7 @@ ctypedef struct Panel:
     const unsigned char *scales  # of scores, halves, one a column
     float *sums
     int64_t sums_apart
+    int64_t pace  # of the next tile, bytes to ask for in a depth of 8 of a head and a vector, << PACE_BITS
 
 
 # Sums of a block, as in _kernels_panel_simd: five heads (a to e) by two column vectors, or two by four.
@@ -149,14 +152,13 @@ cdef inline void finish(
         x = q_pairs_float(s)
     else:
         x = q_add(q_sums_float(s), q_set(-step[1]))
-    x = q_mul(x, q_set(step[0]))
     if scores:
-        q_store(out, q_fma(x, q_load_f16(panel.scales + 2 * LANES * vector), q_load(out)))
-    elif lanes >= LANES:
-        q_store(out, q_add(x, q_load(out)))
+        x = q_mul(x, q_load_f16(panel.scales + 2 * LANES * vector))
+    if scores or lanes >= LANES:
+        q_store(out, q_fma(x, q_set(step[0]), q_load(out)))
     elif lanes > 0:
         memcpy(tail, out, lanes * sizeof(float))
-        q_store(tail, q_add(x, q_load(tail)))
+        q_store(tail, q_fma(x, q_set(step[0]), q_load(tail)))
         memcpy(out, tail, lanes * sizeof(float))
 
 
@@ -171,9 +173,7 @@ cdef inline void multiply_block(
     cdef const unsigned char *at = panel.codes + first * LANES * each
     cdef const unsigned char *factors = panel.factors + head * panel.factors_apart
     cdef int64_t apart = panel.factors_apart, row = panel.columns * each
-    cdef int64_t pace = tile.ahead * heads * vectors * panel.depth // (
-        tile.group * blocks_of(tile.dim) * 16
-    )
+    cdef int64_t pace = panel.pace * heads * vectors >> PACE_BITS
     s.a0 = s.a1 = s.b0 = s.b1 = s.c0 = s.c1 = s.d0 = s.d1 = s.e0 = s.e1 = q_no_sums()
     for i in range(panel.depth // 8):
         ask_for(tile, pace)
@@ -248,59 +248,93 @@ cdef inline void multiply(
         head += heads
 
 
-cdef inline float round_factors(
-    float *x, int32_t n, unsigned char *factors, float *eights, code_t code
-) noexcept nogil:
-    """n <= 32 floats, whole vectors, in int16 for int8 codes or int8 for 4 bits; returns their step.
+cdef inline floats magnitude(floats x) noexcept nogil:
+    return q_max(x, q_mul(x, q_set(-1)))
 
-    ``eights`` is 8 times their sum, where codes have 4 bits.
-    """
-    cdef floats most = q_set(1e-30), v
-    cdef float largest, levels = 32767 if code_t is int8_t else 127
-    cdef int32_t i, total = 0
-    for i in range(n // LANES):
-        v = q_load(x + LANES * i)
-        most = q_max(most, q_max(v, q_mul(v, q_set(-1))))
-    largest = q_max_lane(most)
-    for i in range(n // LANES):
+
+cdef inline float largest_of(const float *x) noexcept nogil:
+    """Largest magnitude of 32 floats, 1e-30 at least."""
+    cdef floats most = q_set(1e-30)
+    cdef int32_t i
+    for i in range(BLOCK // LANES):
+        most = q_max(most, magnitude(q_load(x + LANES * i)))
+    return q_max_lane(most)
+
+
+cdef inline float levels_of(code_t code) noexcept nogil:
+    """What factors are rounded to, from its negative on: int16 for int8 codes, int8 for 4 bits."""
+    return 32767 if code_t is int8_t else 127
+
+
+cdef inline float store_factors(
+    const float *x, const float *y, unsigned char *factors, code_t code
+) noexcept nogil:
+    """32 products, whole to nearest; returns 8 times their sum where codes have 4 bits."""
+    cdef const unsigned char *ones = [1, 1, 1, 1]
+    cdef int32_t i
+    for i in range(BLOCK // LANES):
         if code_t is int8_t:
             kv_store_int16(
                 <int16_t *>factors + LANES * i,
-                kv_mul(kv_load(x + LANES * i), kv_splat(levels / largest)),
+                kv_mul(kv_load(x + LANES * i), kv_load(y + LANES * i)),
             )
         else:
-            total += q_round_i8x8(
-                q_mul(q_load(x + LANES * i), q_set(levels / largest)),
-                <int8_t *>factors + LANES * i,
+            q_round_i8x8(
+                q_mul(q_load(x + LANES * i), q_load(y + LANES * i)), <int8_t *>factors + LANES * i
             )
-    eights[0] = <float>(8 * total)
-    return largest / levels
+    if code_t is int8_t:
+        return 0
+    else:
+        return 8 * q_sum(
+            q_sums_float(q_add_sums(q_no_sums(), q_load_four(ones), q_load_i8(factors)))
+        )
+
+
+cdef inline void scale_weights(
+    const Tile *tile, const float *weights, const float *total, float *scaled, float *steps,
+    value_t code,
+) noexcept nogil:
+    """Weights of 32 rows in whole and broken steps of each head's largest one, and those steps."""
+    cdef int32_t h, i
+    cdef float largest
+    for h in range(tile.group):
+        largest = largest_of(weights + h * ROWS)
+        for i in range(BLOCK // LANES):
+            q_store(
+                scaled + h * BLOCK + LANES * i,
+                q_mul(
+                    q_load(weights + h * ROWS + LANES * i), q_set(levels_of(code) / largest)
+                ),
+            )
+        # A NaN among the weights is lost in rounding, and shows in their sum.
+        steps[h] = largest / levels_of(code) + total[h] * <float>0
 
 
 cdef inline void round_weights(
-    const Tile *tile, const float *weights, const float *total, int32_t rows, uint64_t mask,
+    const Tile *tile, const float *scaled, const float *weight_steps, int32_t rows, uint64_t mask,
     const uint16_t *halves, unsigned char *factors, float *steps, value_t code,
 ) noexcept nogil:
-    """Weights of at most 32 rows, each times its row's step, for all heads of the group."""
-    cdef float[32] scales  # BLOCK
-    cdef float[32] scaled
-    cdef int32_t h, i, row
-    for i in range(rows // LANES):
-        q_store(scales + LANES * i, q_load_f16(halves + LANES * i))
-    for row in range(rows):
-        # No weight, not even 0, keeps a NaN out.
-        if not mask >> row & 1:
-            scales[row] = 0
+    """What `scale_weights` gave, each row times its own step over the largest of them, rounded."""
+    cdef float[32] shares  # BLOCK
+    cdef int32_t h, i
+    cdef float largest
+    for i in range(BLOCK // LANES):
+        q_store(
+            shares + LANES * i,
+            q_load_f16(halves + LANES * i) if LANES * i < rows else q_set(0),
+        )
+    # No weight, not even 0, keeps a NaN out.
+    mask = ~mask & ((<uint64_t>1) << rows) - 1
+    while mask:
+        shares[kv_lowest_bit(mask)] = 0
+        mask &= mask - 1
+    largest = largest_of(shares)
+    for i in range(BLOCK // LANES):
+        q_store(shares + LANES * i, q_mul(q_load(shares + LANES * i), q_set(1 / largest)))
     for h in range(tile.group):
-        for i in range(rows // LANES):
-            q_store(
-                scaled + LANES * i,
-                q_mul(q_load(weights + h * ROWS + LANES * i), q_load(scales + LANES * i)),
-            )
-        # A NaN among the weights is lost in rounding, and shows in their sum.
-        steps[2 * h] = 0 * total[h] + round_factors(
-            scaled, rows, factors + h * BLOCK * (2 if value_t is int8_t else 1), steps + 2 * h + 1,
-            code,
+        steps[2 * h] = weight_steps[h] * largest
+        steps[2 * h + 1] = store_factors(
+            scaled + h * BLOCK, shares, factors + h * BLOCK * (2 if value_t is int8_t else 1), code
         )
 
 
@@ -311,6 +345,8 @@ cdef inline void attend_tile(
     cdef float[16 * 64] scores  # KV_MAX_GROUP x ROWS
     cdef unsigned char[16 * 32 * 2] factors  # KV_MAX_GROUP x BLOCK int16
     cdef float[16 * 2] steps
+    cdef float[16 * 32] scaled  # KV_MAX_GROUP x BLOCK
+    cdef float[16] weight_steps
     cdef Panel panel
     cdef int64_t tokens = tile.tokens, dim = tile.dim, padded = blocks_of(tile.dim) * BLOCK
     cdef int64_t key_bits = 8 if code_t is int8_t else 4, bits = 8 if value_t is int8_t else 4
@@ -319,6 +355,8 @@ cdef inline void attend_tile(
     cdef const unsigned char *v = tile.k + tile_bytes(tokens, dim, <int>key_bits)
     memset(scores, 0, tile.group * ROWS * sizeof(float))
     panel.columns, panel.depth, panel.lanes = tokens, BLOCK, ROWS
+    # A head's K and V are 2 * tokens * ahead bytes, and have tokens * padded / 32 depths of 8 of a vector.
+    panel.pace = (<int64_t>tile.ahead << PACE_BITS + 6) // (tile.group * padded)
     panel.factors_apart, panel.steps_apart = padded * key_bits // 4, 2 * blocks
     panel.sums, panel.sums_apart = scores, ROWS
     panel.codes, panel.scales = tile.k, tile.k + panel_bytes(tokens, dim, <int>key_bits)
@@ -343,9 +381,10 @@ cdef inline void attend_tile(
         if not mask & (((<uint64_t>1) << rows) - 1):
             continue
         panel.depth = rows
+        scale_weights(tile, scores + first, total, scaled, weight_steps, value)
         for block in range(blocks):
             round_weights(
-                tile, scores + first, total, rows, mask,
+                tile, scaled, weight_steps, rows, mask,
                 <const uint16_t *>(v + panel_bytes(tokens, dim, <int>bits))
                 + block * tokens + first,
                 factors, steps, value,
@@ -364,18 +403,24 @@ cdef inline void round_query(
     A step is NaN where an element is NaN or infinite, so that every score is.
     """
     cdef float[256] turned  # KV_MAX_HEAD_DIM
-    cdef float odd = 0
+    cdef float[32] inverse  # BLOCK
+    cdef floats odd = q_set(0)
+    cdef float largest
     cdef int32_t block, i
     memset(turned, 0, sizeof(turned))
     memcpy(turned, q, span.head_dim * sizeof(float))
-    for i in range(span.head_dim):
-        odd += 0 * turned[i]
+    for i in range(<int32_t>blocks_of(span.head_dim) * (BLOCK // LANES)):
+        odd = q_fma(q_load(turned + LANES * i), q_set(0), odd)
     if rotated:
         rotate(turned, span.head_dim)
     for block in range(<int32_t>blocks_of(span.head_dim)):
-        steps[2 * block] = odd + span.scale * round_factors(
-            turned + BLOCK * block, BLOCK,
-            rounded + BLOCK * block * (2 if code_t is int8_t else 1), steps + 2 * block + 1, code,
+        largest = largest_of(turned + BLOCK * block)
+        for i in range(BLOCK // LANES):
+            q_store(inverse + LANES * i, q_set(levels_of(code) / largest))
+        steps[2 * block] = q_sum(odd) + span.scale * (largest / levels_of(code))
+        steps[2 * block + 1] = store_factors(
+            turned + BLOCK * block, inverse,
+            rounded + BLOCK * block * (2 if code_t is int8_t else 1), code,
         )
 
 

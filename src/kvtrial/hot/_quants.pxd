@@ -18,6 +18,7 @@ cdef extern from "quants.h" nogil:
     floats q_fma(floats, floats, floats)
     floats q_max(floats, floats)
     float q_max_lane(floats)
+    float q_sum(floats)
     floats q_load_f16(const void *)
     codes q_load_i8(const void *)
     codes q_load_four(const void *)

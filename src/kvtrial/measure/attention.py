@@ -40,10 +40,10 @@ import numpy as np
 from kvtrial import candidates, reference
 from kvtrial.contract import F32, Profile
 from kvtrial.host import machine
+from kvtrial.host.shapes import operations_a_row
 from kvtrial.measure import clock
 from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
-from kvtrial.measure.shapes import operations_a_row
 from kvtrial.measure.stores import Snapshot, fill, needed_bytes, opened
 from kvtrial.measure.surroundings import Bracket
 

@@ -128,7 +128,10 @@ static inline q_sums q_add_pairs(q_sums sums, q_i8x32 w, q_i8x32 x)
 #elif defined(__AVXVNNI__)
     return _mm256_dpwssd_avx_epi32(sums, w, x);
 #else
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(w, x));
+    /* _mm256_add_epi32, but one after the other: as sums of sums they need more registers than there are. */
+    __m256i products = _mm256_madd_epi16(w, x);
+    __asm__("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
+    return sums;
 #endif
 }
 static inline q_f32x8 q_pairs_float(q_sums a) { return _mm256_cvtepi32_ps(a); }

@@ -31,7 +31,8 @@ from kvtrial.engine.errors import (
     ModelsConfigInvalid,
     UnknownModel,
 )
-from kvtrial.engine.synthetic import SYNTHETIC_KEY, ModelSizes, write_synthetic
+from kvtrial.engine.synthetic import ModelSizes, write_synthetic
+from kvtrial.engine.synthetic import is_synthetic as has_random_weights
 from kvtrial.host import paths
 from kvtrial.host.files import NotText, beside, is_file, parsed_json, parsed_yaml, write_text
 from kvtrial.run import schemas
@@ -108,7 +109,7 @@ def register(path: str | Path) -> str:
     ModelNotFetched
         There is no such file.
     """
-    path = _own_file(path, "give the path of a GGUF file").resolve()
+    path = own_file(path, "give the path of a GGUF file").resolve()
     folder = _default_path("any").parent
     folder.mkdir(parents=True, exist_ok=True)
     # By the path first, so that a file that is known is not hashed again.
@@ -124,7 +125,7 @@ def register(path: str | Path) -> str:
     return name
 
 
-def _own_file(path: str | Path, otherwise: str) -> Path:
+def own_file(path: str | Path, otherwise: str) -> Path:
     """The file of that path, where ``~`` is its user's home; `ModelNotFetched` says what to do ``otherwise``."""
     found = Path(path)
     with contextlib.suppress(
@@ -160,7 +161,7 @@ def _registered(name: str) -> dict[str, Any] | None:
 def _has_random_weights(path: Path) -> bool:
     from kvtrial.engine.gguf import read_gguf
 
-    return bool(read_gguf(path).metadata.get(SYNTHETIC_KEY, False))
+    return has_random_weights(read_gguf(path))
 
 
 def is_synthetic(name: str) -> bool:
@@ -178,7 +179,7 @@ def path_of(name_or_path: str | Path) -> Path:
     if not isinstance(name_or_path, (str, Path)):
         raise _no_model(name_or_path)
     if str(name_or_path).endswith(".gguf"):
-        return _own_file(name_or_path, "`kvtrial fetch NAME` fetches a registered model")
+        return own_file(name_or_path, "`kvtrial fetch NAME` fetches a registered model")
     name = str(name_or_path)
     entry(name)
     path = _default_path(name)
@@ -227,7 +228,7 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
     target = Path(target) if target is not None else _default_path(name)
     expected = model.get("sha256")
     if name not in entries():  # a file of one's own: `register`
-        _link(target, _own_file(model["path"], "put it back, or name another by its path"))
+        _link(target, own_file(model["path"], "put it back, or name another by its path"))
         check_sha256(target, expected)
         return target
     if target.is_file():

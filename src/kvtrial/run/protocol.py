@@ -12,6 +12,8 @@ from kvtrial.registration import Cell, Protocol
 from kvtrial.run import schemas
 
 SCHEMA_NAME = "protocol.schema.yaml"
+#: Name of the protocol that shows that every stage runs, and decides nothing.
+SMOKE = "kvtrial-smoke"
 #: Of the protocol's form; what it says is named by its hash.
 VERSION = 3
 #: Version → what decides a run of it.
@@ -67,7 +69,9 @@ def _names(checked: Protocol, source: str) -> None:
                 )
     for key, names in named:
         needed = {*names} & {*checked["timed_in_full"]}
-        if needed and key.startswith(("decision.challengers", "decision.incumbents", "known", "sampling")):
+        if needed and key.startswith(
+            ("decision.challengers", "decision.incumbents", "known", "sampling")
+        ):
             raise ProtocolError(
                 f"{source}: timed_in_full: {sorted(needed)} is among {key}, which every profile times; take it "
                 "out in one of the two"

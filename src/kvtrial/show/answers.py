@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvtrial.decision import labels
 from kvtrial.decision.language import INCONCLUSIVE
 
 Verdict = Mapping[str, Any]
@@ -139,6 +140,17 @@ def primary_context(verdict: Verdict) -> int | None:
 def contexts(verdict: Verdict) -> list[int]:
     """Filled positions of the deciding cells in which an arm was measured, ascending."""
     return sorted({a["context"] for a in verdict["arms"] if a["role"] != "extra"})
+
+
+def context_heads(verdict: Verdict) -> list[str]:
+    """`contexts` as heads of columns, those past the model's trained length with a star."""
+    trained = verdict.get("context_length")
+    return [labels.of_context(context, trained) for context in contexts(verdict)]
+
+
+def past_trained(verdict: Verdict) -> str:
+    """What the star of `context_heads` says, where there is one."""
+    return labels.past_trained(contexts(verdict), verdict.get("context_length"))
 
 
 def arms(verdict: Verdict) -> list[Arm]:

@@ -49,6 +49,25 @@ def load(path: Path) -> dict[str, Any]:
     return checked
 
 
+def load_all(paths: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Verdicts, and a sentence for each file that is none: one that is damaged costs its own row alone.
+
+    Raises
+    ------
+    BadVerdict
+        None of them is a verdict.
+    """
+    found, problems = [], []
+    for path in paths:
+        try:
+            found.append(load(path))
+        except BadVerdict as error:
+            problems.append(str(error))
+    if problems and not found:
+        raise BadVerdict("; ".join(problems))
+    return found, problems
+
+
 def row(verdict: dict[str, Any]) -> dict[str, Any]:
     """What a fleet's table shows of one verdict: the three answers in their order, with their figures.
 
@@ -107,9 +126,9 @@ def _ratio_of(contrast: dict[str, Any] | None) -> dict[str, Any] | None:
     return {key: contrast[key] for key in ("ratio", "ci95", "n_blocks") if key in contrast}
 
 
-def table(files: Iterable[Path]) -> list[dict[str, Any]]:
+def table(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a verdict, by machine class, model, time and run."""
-    rows = [row(load(path)) for path in files]
+    rows = map(row, verdicts)
     return sorted(
         rows, key=lambda r: (r["machine"], r["model"], r["measured"]["begun"], r["run_id"])
     )
@@ -135,12 +154,13 @@ def render(rows: list[dict[str, Any]]) -> Any:
             shown.add_column(name, overflow="fold")
     for line in lines:
         shown.add_row(*(text for key, text in line.items() if key not in same))
-    parts: list[Any] = [Text(f"{key}: {text}") for key, text in same.items()]
+    parts: list[Any] = [Text(f"{key}: {text}".replace("\n", ", ")) for key, text in same.items()]
     parts.append(shown)
     parts.append(
         Text(
-            "run: what to run, and its tokens/s over the FP32 arm's. language: the Rust arm's tokens/s over the "
-            "Cython arm's that decides. cold: Z1's restore time over Z2's. All with their interval.",
+            "machine: its class and host. run: what to run, and its tokens/s over the FP32 arm's. language: the "
+            "Rust arm's tokens/s over the Cython arm's that decides. cold: Z1's restore time over Z2's. All with "
+            "their interval. begun: the day and the commit.",
             "dim",
         )
     )
@@ -153,13 +173,13 @@ def _shown(r: dict[str, Any]) -> dict[str, str]:
     """A row as text, by column; each answer is two lines: what, and the figure."""
     run, language, cold = r["run"], r["language"], r["cold"]
     return {
-        "machine": r["machine"],
+        "machine": _two_lines(r["machine"], r["measured"]["host"]),
         "model": r["model"] + (" (synthetic)" if r["synthetic"] else ""),
         "run": _two_lines(answers.store(r), _over(run["over_fp32"], f"x {run['fp32_store']} ")),
         "language": _two_lines(answers.outcome(r), _named(language["decided_by"])),
         "cold": _two_lines(cold["adopted"] or "undecided", _over(cold["z1_over_z2"])),
         "protocol": r["protocol_sha256"][:8],
-        "begun": r["measured"]["begun"][:10],
+        "begun": _two_lines(r["measured"]["begun"][:10], r["measured"]["commit"][:8]),
     }
 
 

@@ -171,7 +171,7 @@ def _peers(run_dir: Path) -> list[dict[str, Any]]:
 
 def _command(verdict: dict[str, Any], profile: str | None) -> str:
     """What makes the whole trial again, as the page says it."""
-    if verdict["protocol"] == "kvtrial-smoke":
+    if verdict["protocol"] == protocol.SMOKE:
         return "make smoke"
     words = ["make", "full" if profile == "full" else "verdict"]
     if verdict["model"] != DEFAULT_MODEL:
@@ -227,6 +227,8 @@ def write(run_dir: Path, events: pd.DataFrame) -> Path:
         arms=arms,
         away=[arm for arm in arms if not arm.rates and arm.state],
         contexts=answers.contexts(verdict),
+        positions=lambda context: labels.of_context(context, verdict.get("context_length")),
+        past_trained=answers.past_trained(verdict),
         primary=answers.primary_context(verdict),
         figures=[
             {

@@ -13,6 +13,19 @@ from kvtrial.run import events
 from kvtrial.show import answers
 
 
+def run_name(verdict: dict[str, Any]) -> str:
+    """A trial in a line: ``K2T, KEEP K1 · smollm2-135m · x86_64-avx2-2c · 2026-12-01``."""
+    _, language, _ = answers.of_verdict(verdict)
+    said = language.answer.replace(f" ({verdict['language']['kind']})", "").replace(":", "")
+    parts = (
+        f"{verdict['run']['store'] or 'undecided'}, {said}",
+        verdict["model"],
+        verdict["machine"],
+        verdict["measured"]["begun"][:10],
+    )
+    return " · ".join(part for part in parts if part)
+
+
 def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
     """The description of a trial's run: the three answers, then one row an arm.
 
@@ -42,7 +55,7 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
     contexts = answers.contexts(verdict)
     primary = answers.primary_context(verdict)
     over = f"over {fp32}" + (f" at {primary:,}" if primary else "")
-    heads = ["arm", *(f"{c:,}" for c in contexts), over, "bytes a token", "KLD under", "why not"]
+    heads = ["arm", *answers.context_heads(verdict), over, "bytes a token", "KLD under", "why not"]
     lines += [_line(heads), _line(["---"] + ["---:"] * (len(heads) - 2) + ["---"])]
     for arm in answers.arms(verdict):
         if arm.rates:
@@ -60,6 +73,8 @@ def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
                     ]
                 )
             )
+    if past := answers.past_trained(verdict):
+        lines += ["", f"{past.replace('*', chr(92) + '*')}."]
     if language["against"]:
         lines += [
             "",
@@ -176,14 +191,13 @@ def verdict_metrics(verdict: dict[str, Any]) -> list[tuple[str, float, int]]:
 
     A chart of one metric is then its scaling. What could not be measured is left out.
     """
-    run, language = verdict["run"], verdict["language"]
+    run = verdict["run"]
     metrics: list[tuple[str, float | None, int]] = []
     for arm in verdict["arms"]:
-        name = f"m2/tokens_per_s.{arm['candidate']}{_cell(arm)}"
+        name = f"tokens_per_s/{arm['candidate']}{_cell(arm)}"
         metrics.append((name, arm["tokens_per_s"], arm["context"]))
-    deciding = {(language["challenger"], row["incumbent"]) for row in language["against"]}
     for row in verdict["contrasts"]:
-        if (row["challenger"], row["incumbent"]) in deciding:
+        if answers.decides(verdict, row):
             name = f"ratio/{row['challenger']}_over_{row['incumbent']}{_cell(row)}"
             metrics += _with_bounds(name, row, row["context"])
     for row in run["profiles"]:
@@ -227,6 +241,19 @@ def _cell(row: dict[str, Any]) -> str:
     if row["sessions"] == row["threads"] == 1:
         return ""
     return f".{row['sessions']}s_{row['threads']}t"
+
+
+def machine_metrics(rows: pd.DataFrame) -> list[tuple[str, float, int]]:
+    """(metric, value, step) of the probes of one attempt, which stand around its blocks; the step counts them.
+
+    Named ``system/…``, so that MLflow shows them among the system metrics.
+    """
+    own = rows[rows["metric"].str.startswith("probe/") & rows["value"].notna()]
+    return [
+        (f"system/{str(metric).removeprefix('probe/')}", float(value), step)
+        for metric, values in own.groupby("metric")["value"]
+        for step, value in enumerate(values)
+    ]
 
 
 #: Logged value by value, in the order in which they were taken; the rest as one number an arm.

@@ -60,7 +60,7 @@ def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
     """The table of arms with the notes that it needs."""
     arms = answers.arms(verdict)
     measured = [arm for arm in arms if arm.rates]
-    shown = [f"{context:,}" for context in answers.contexts(verdict)]
+    shown = answers.context_heads(verdict)
     primary = answers.primary_context(verdict)
     fp32 = verdict["run"]["fp32_store"]
     ratio = f"x {fp32}" + (f" at {primary:,}" if primary else "")
@@ -85,7 +85,7 @@ def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
             arm.state,
             style="bold" if arm.chosen else None,
         )
-    notes = []
+    notes = [f"{past}."] if (past := answers.past_trained(verdict)) else []
     if away := [f"{arm.name} ({arm.state})" for arm in arms if not arm.rates and arm.state]:
         notes.append(f"Not in the table: {', '.join(away)}.")
     profiles = [row for row in verdict["run"]["profiles"] if row["against_fp32"]]

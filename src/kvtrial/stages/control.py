@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from kvtrial.measure import shapes
+from kvtrial.host import shapes
 from kvtrial.measure.plan import SamplingPlan
 from kvtrial.stages import m1, m2
 from kvtrial.stages.common import (

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtrial.host.shapes import name_of
 from kvtrial.measure import rotation
 from kvtrial.measure.plan import SamplingPlan, block_seed
-from kvtrial.measure.shapes import name_of
 from kvtrial.registration import Protocol
 from kvtrial.run.journal import Attempt
 from kvtrial.stages.common import (

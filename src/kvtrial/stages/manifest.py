@@ -27,9 +27,8 @@ from kvtrial.contract import Candidate
 from kvtrial.decision.facts import MEASURED
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
-from kvtrial.host import build, machine
+from kvtrial.host import build, machine, shapes
 from kvtrial.host.files import write_text
-from kvtrial.measure import shapes
 from kvtrial.run import events, models, protocol
 from kvtrial.stages import workload
 from kvtrial.stages.common import refuse_another_model

@@ -1,4 +1,4 @@
-"""Stage ``peers``: llama.cpp, PyTorch and ONNX Runtime beside ours, paired by block. Optional.
+"""Stage ``peers``: llama.cpp, PyTorch, ONNX Runtime and OpenVINO beside ours, paired by block. Optional.
 
 ``python -m kvtrial.stages.peers --run-dir DIR --gguf FILE [--contexts N …] [--threads N …] [--blocks N]``
 
@@ -7,10 +7,10 @@ Reads ``manifest.json``, ``protocol.json``, ``workload.json`` and ``conformance/
 verdict does not rest on them.
 
 Three works are compared: decode from a filled context, prefill of the smallest context, attention alone.
-A block of a work and cell is a fresh process for each program, one right after the other, in balanced
-orders of programs, and of the arms within each. Warm-up, steps, iterations and rotation
-are those of the protocol. Nothing is void here: there is no decision to protect, and the interval carries
-the noise.
+A block of decode is one fresh process, in which all arms of both engines take turns step by step. A block
+of the other works is a fresh process for each program, one right after the other, in balanced orders of programs,
+and of the arms within each. Warm-up, steps, iterations and rotation are those of the protocol. Nothing is void
+here: there is no decision to protect, and the interval carries the noise.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import pandas as pd
 
 from kvtrial import candidates
 from kvtrial.decision.peers import compare
-from kvtrial.host import machine
+from kvtrial.host import machine, shapes
 from kvtrial.host.files import write_text
-from kvtrial.measure import rotation, shapes
+from kvtrial.measure import rotation
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.peers import programs
 from kvtrial.run import events
@@ -41,37 +41,35 @@ from kvtrial.stages import m1, m2
 from kvtrial.stages.common import Block, Cell, Row, Stage, StageError, exit_tracked, run_arms
 from kvtrial.stages.progress import Progress
 
-#: Work → program → the module that measures it. "ours" are the arms of this project.
-MODULES = {
-    "decode": {
-        "ours": m2.MODULE,
-        "llama.cpp": "kvtrial.measure.peers.llama_decode",
-    },
-    "prefill": {
-        "ours": "kvtrial.measure.peers.prefill",
-        "llama.cpp": "kvtrial.measure.peers.llama_prefill",
-    },
-    "attention": {
-        "ours": m1.MODULE,
-        "torch": "kvtrial.measure.peers.attention",
-        "onnxruntime": "kvtrial.measure.peers.attention",
-    },
+#: Work → the module of each of its processes → the programs that take turns in it. "ours" are the arms of this
+#: project.
+PROCESSES: dict[str, list[tuple[str, tuple[str, ...]]]] = {
+    "decode": [("kvtrial.measure.peers.decode", ("ours", "llama.cpp"))],
+    "prefill": [
+        ("kvtrial.measure.peers.prefill", ("ours",)),
+        ("kvtrial.measure.peers.llama_prefill", ("llama.cpp",)),
+    ],
+    "attention": [
+        (m1.MODULE, ("ours",)),
+        *(
+            ("kvtrial.measure.peers.attention", (program,))
+            for program in ("torch", "onnxruntime", "openvino")
+        ),
+    ],
 }
 #: Work → the metric of its rows.
 METRICS = {"decode": "m2/step_ms", "prefill": "prefill/ms", "attention": "m1/attention_ms"}
-#: Whose profiles are compared; Q8_0 of ours has no counterpart in the table.
-PROFILES = ("fp32", "fp16")
 ROLES = ("contender", "profile")
 
 
 @dataclass(frozen=True)
 class Round:
-    """One block of one work: the programs in their order, each with its arms in theirs."""
+    """One block of one work: its processes in their order, each a module with its arms in theirs."""
 
     work: str
     cell: Cell
     number: int
-    programs: dict[str, list[str]]
+    processes: list[tuple[str, list[str]]]
 
     @property
     def name(self) -> str:
@@ -88,10 +86,15 @@ def rounds(
     work: str, cell: Cell, count: int, arms: dict[str, list[str]], seed: int
 ) -> Iterator[Round]:
     """The blocks of a work in a cell, orders mirrored. ``arms``: program → its arms."""
-    programs = [program for program in MODULES[work] if program in arms]
-    within = {program: _orders(arms[program], count, seed) for program in programs}
-    for number, order in enumerate(_orders(programs, count, seed)):
-        yield Round(work, cell, number, {program: within[program][number] for program in order})
+    modules, within = {}, {}
+    for module, turns in PROCESSES[work]:
+        if any(program in arms for program in turns):
+            name = "+".join(turns)
+            modules[name] = module
+            own = [arm for program in turns for arm in arms.get(program, [])]
+            within[name] = _orders(own, count, seed)
+    for number, order in enumerate(_orders(list(modules), count, seed)):
+        yield Round(work, cell, number, [(modules[name], within[name][number]) for name in order])
 
 
 def plan(
@@ -105,8 +108,9 @@ def plan(
     for context in sorted(contexts):
         for n in threads:
             cell: Cell = {"context": context, "sessions": 1, "threads": n}
-            for work, modules in MODULES.items():
-                alone = not any(program in arms for program in modules if program != "ours")
+            for work, processes in PROCESSES.items():
+                there = {program for _, turns in processes for program in turns}
+                alone = not (there - {"ours"}) & arms.keys()
                 if not alone and (work != "prefill" or context == min(contexts)):
                     found += rounds(work, cell, count, arms, seed)
     return found
@@ -116,9 +120,7 @@ def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
     """What a measuring module is told, ours and theirs alike, but for the candidates."""
     cell = planned.cell
     if planned.work == "decode":
-        block = Block(cell, planned.number)
-        own = m2.block_spec(stage, block, order, [])
-        return {**own, "probes": None, "compare": False, "alone_steps": 0}
+        return m2.block_spec(stage, Block(cell, planned.number), order, [])
     if planned.work == "attention":
         named: Cell = {**cell, "shape": shapes.name_of(stage.workload["shape"])}
         return m1.block_spec(stage, Block(named, planned.number), order)
@@ -132,11 +134,13 @@ def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
     }
 
 
-def shortened(work: str, spec: dict[str, Any]) -> tuple[dict[str, Any], float]:
+def shortened(work: str, spec: dict[str, Any], order: list[str]) -> tuple[dict[str, Any], float]:
     """A quick version of a specification, and how often its timed part is in the whole one."""
     if work == "decode":
+        arms = len(order)
         quick = {**spec, "rounds": 1, "rotation": {**spec["rotation"], "warmup_rounds": 2}}
-        return quick, spec["rotation"]["warmup_rounds"] + spec["rounds"]
+        whole = rotation.rounds_of(arms, spec["rounds"])
+        return quick, whole / rotation.rounds_of(arms, 1)
     if work == "attention":
         quick = {**spec, "warmup_iterations": 1, "orders": spec["orders"][:2]}
         return quick, len(spec["orders"]) - spec["warmup_iterations"]
@@ -151,16 +155,15 @@ def run_round(
     rows: list[Row] = []
     start = time.monotonic()
     more = 1.0
-    for program, order in planned.programs.items():
+    for module, order in planned.processes:
         spec = spec_of(stage, planned, order)
         if quick:
-            spec, more = shortened(planned.work, spec)
-        module = MODULES[planned.work][program]
+            spec, more = shortened(planned.work, spec, order)
         rows += run_arms(stage, attempt, module, order, spec, planned.cell)
-        if program in programs.PROGRAMS:
-            rows.append(
-                {"metric": "package", "candidate": program, "text": programs.package_of(program)}
-            )
+        rows += [
+            {"metric": "package", "candidate": program, "text": programs.package_of(program)}
+            for program in programs.programs_of(order)
+        ]
     spent = time.monotonic() - start
     timed = sum(r["value"] for r in rows if r["metric"] == METRICS[planned.work]) / 1e3
     return rows, spent + (more - 1) * timed
@@ -173,7 +176,7 @@ def estimate(stage: Stage, attempt: Attempt, left: list[Round]) -> dict[str, flo
     slow as the fewest.
     """
     found: dict[str, float] = {}
-    for work in MODULES:
+    for work in PROCESSES:
         own = [r for r in left if r.work == work]
         first = {r.cell["context"]: r for r in reversed(own)}
         ends = sorted({min(first, default=0), max(first, default=0)} & first.keys())
@@ -185,9 +188,7 @@ def estimate(stage: Stage, attempt: Attempt, left: list[Round]) -> dict[str, flo
 def our_arms(stage: Stage, attempt: Attempt) -> list[str]:
     """Candidates that stand for us: they passed conformance and are meant to win."""
     return [
-        name
-        for name in stage.runnable(attempt, timed=True)
-        if candidates.get(name).role in ROLES and candidates.get(name).profile.name in PROFILES
+        name for name in stage.runnable(attempt, timed=True) if candidates.get(name).role in ROLES
     ]
 
 
@@ -197,6 +198,7 @@ def write_comparison(stage: Stage, table: pd.DataFrame) -> list[Row]:
     rows = compare(
         table,
         model=stage.model["name"],
+        shape=stage.workload["shape"],
         profiles={name: candidates.get(name).profile.name for name in sorted(arms)},
         confidence=stage.protocol["decision"]["confidence"],
     )

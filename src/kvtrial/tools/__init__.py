@@ -9,6 +9,7 @@
 `conforming`     the conformance suite, told as it goes
 `trying`         a candidate at work on, against the store in use or a git ref (`ref_build`); `tried` tells it
 `comparing`      arms from run to run: `kvtrial compare` and `kvtrial history`
+`needs`          what a model needs, and what of it fits this machine: `kvtrial models`
 `generate`       text from a model, with the cold tier where asked
 ===============  ===================================================================================
 """

@@ -226,7 +226,19 @@ def parser() -> argparse.ArgumentParser:
         "candidates --json",
     )
     sub.add_argument("--json", action="store_true", help="for programs")
-    add(verbs.models, "list the models", "models")
+    sub = add(
+        verbs.models,
+        "say what each model needs, and what context fits this machine",
+        "models --model path/to/model.gguf",
+    )
+    sub.add_argument("--model", metavar="NAME|PATH", help="this one alone")
+    sub.add_argument(
+        "--synthetic",
+        type=Path,
+        metavar="FILE",
+        help="make a file of random weights in this file's shape, to be measured in its place",
+    )
+    sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(verbs.ui, "browse the measurements in MLflow", "ui --port 5001")
     sub.add_argument("--host", default="127.0.0.1", help="address to answer at")

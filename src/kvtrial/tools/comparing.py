@@ -22,7 +22,7 @@ from kvtrial.measure.plan import cell_name
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import events, protocol
 from kvtrial.run.layout import ConfigError
-from kvtrial.show import answers, fleet
+from kvtrial.show import answers
 
 
 @dataclass(frozen=True)
@@ -169,13 +169,13 @@ def notes(document: dict[str, Any]) -> list[str]:
     return said + [f"not comparable: {text}" for text in document["not_comparable"]]
 
 
-def history(runs: Iterable[Path], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+def history(verdicts: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Every decided run, oldest first: what it answers, and how arms stood over its FP32 arm.
 
     Parameters
     ----------
-    runs : paths
-        Folders of runs; one without a verdict is left out.
+    verdicts : dicts
+        What verdict.json holds, of each.
     names : sequence of str
         Arms to follow; by default what each run says to run.
 
@@ -192,10 +192,7 @@ def history(runs: Iterable[Path], names: Sequence[str] = ()) -> list[dict[str, A
     """
     found = []
     measured: set[str] = set()
-    for run_dir in runs:
-        if not (run_dir / "verdict.json").is_file():
-            continue
-        verdict = fleet.load(run_dir)
+    for verdict in verdicts:
         primary = answers.primary_context(verdict)
         measured |= {arm["candidate"] for arm in verdict["arms"]}
         followed = names or [name for name in (verdict["run"]["store"],) if name]

@@ -87,8 +87,8 @@ def instruction_set(architecture: str, features: Sequence[str]) -> Finding:
             {"architecture": architecture, "features": list(features)},
             shown,
             State.POOR,
-            f"without {', '.join(missing)} the SIMD arms run their portable form: the verdict holds "
-            "for this machine and says nothing of others",
+            f"without {', '.join(missing)} the SIMD arms run their portable form: the verdict is right "
+            "for this machine and tells nothing about others",
         )
     return Finding(
         "instruction set",
@@ -114,13 +114,13 @@ def cores(logical: int, physical: int | None, usable: int) -> Finding:
     elif usable < logical:
         state, meaning = (
             State.NOTE,
-            f"affinity or the control group allow {usable}: cells with all threads use so many",
+            f"affinity or the control group allow {usable}: cells with all threads use {usable}",
         )
     elif physical and physical < logical:
         state, meaning = (
             State.NOTE,
-            "two hardware threads share a core, so anything beside the trial slows it: keep the "
-            "machine idle",
+            "two hardware threads share a core, so any other work slows the trial: keep the machine "
+            "idle",
         )
     else:
         state, meaning = State.GOOD, f"cells with all threads use {usable}"
@@ -135,16 +135,16 @@ def governor(name: str | None) -> Finding:
             None,
             "not visible",
             State.NOTE,
-            "who sets the clock can't be seen, as in most virtual machines; it drops out of ratios",
+            "who sets the clock can't be seen, as in most virtual machines; it cancels in ratios",
         )
     if name == "performance":
-        return Finding("governor", name, name, State.GOOD, "the clock is held up")
+        return Finding("governor", name, name, State.GOOD, "the clock stays at its highest")
     return Finding(
         "governor",
         name,
         name,
         State.POOR,
-        "the clock follows the load: tokens/s differ from run to run, ratios hardly. For the time of a "
+        "the clock follows the load: tokens/s differ from run to run, ratios hardly. To fix it during a "
         "run: sudo cpupower frequency-set -g performance",
     )
 
@@ -152,7 +152,7 @@ def governor(name: str | None) -> Finding:
 def virtualised(hypervisor: bool | None) -> Finding:
     """Whether others share the hardware; None where the CPU doesn't tell."""
     if hypervisor is None:
-        said = "on a machine in a cloud neighbours take time and bandwidth: intervals are wider"
+        said = "in a cloud, neighbours take time and bandwidth: intervals are wider"
         return Finding("virtualised", None, "not visible here", State.NOTE, said)
     if not hypervisor:
         return Finding("virtualised", False, "no", State.GOOD, "nobody else is on this hardware")
@@ -161,7 +161,7 @@ def virtualised(hypervisor: bool | None) -> Finding:
         True,
         "yes",
         State.NOTE,
-        "neighbours take time and bandwidth: most of it drops out of ratios, and intervals are wider",
+        "neighbours take time and bandwidth: most of it cancels in ratios, and intervals are wider",
     )
 
 
@@ -197,7 +197,7 @@ def clang(text: str, missing: str) -> Finding:
         text,
         missing,
         "K1C",
-        "the report can't tell compiler from language, and the verdict is the same: install clang "
+        "the report can't tell compiler from language; the verdict is the same. Install clang "
         "(Debian, Ubuntu: apt install clang)",
     )
 
@@ -216,7 +216,7 @@ def kernels(build_id: str, stale: str) -> Finding:
     """The compiled kernels; ``stale`` is why they can't be loaded, or empty."""
     if stale:
         return Finding("kernels", build_id, "not usable", State.NOTE, stale)
-    return Finding("kernels", build_id, build_id, State.GOOD, "those of the sources at hand")
+    return Finding("kernels", build_id, build_id, State.GOOD, "up to date")
 
 
 def memory(available: int, needed: int | None, what: str) -> Finding:
@@ -368,9 +368,7 @@ def render(findings: Sequence[Finding]) -> Any:
     if stops:
         last = f"A run is not possible yet: {', '.join(stops)}."
     elif poor:
-        last = (
-            f"A run is possible, and would be better without: {', '.join(poor)}. Then: make verdict"
-        )
+        last = f"You can run now, but results are better without: {', '.join(poor)}. Next: make verdict"
     else:
         last = "Ready: make verdict"
     return Group(table, Text(last, "bold"))

@@ -116,11 +116,11 @@ class Continuation:
     ) -> None:
         tokens = integer(tokens, "tokens", 1, MAX_TOKENS)
         threads = integer(threads, "threads", 1, MAX_THREADS)
-        chosen, self.why = candidates.choose(store, profile)
+        self._model: Model = models.load_model(model)
+        chosen, self.why = candidates.choose(store, profile, self._model.config.store_shape)
         self.store, self.profile = chosen.name, chosen.profile.name
         if cold is not None:
             _refuse_without_spill(self.store)
-        self._model: Model = models.load_model(model)
         self._prompt = self._model.tokenizer.encode(text)
         if not self._prompt:
             raise InvalidArgument("the text is empty; give at least one token to continue")

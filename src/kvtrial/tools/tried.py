@@ -30,11 +30,15 @@ def slower(document: dict[str, Any], limit: float) -> list[int]:
     ]
 
 
+def _positions(document: dict[str, Any], cell: dict[str, Any]) -> str:
+    return labels.of_context(cell["context"], document["context_length"])
+
+
 def sentence(document: dict[str, Any], cell: dict[str, Any]) -> str:
     """The result at a context: ``MINE is 1.08x K1 at 4,096 [1.06, 1.10]: faster``."""
     name, against, decode = document["candidate"], document["against"], cell["decode"]
     if decode["ratio"] is None:
-        return f"{name} at {cell['context']:,}: no interval, {decode['problem']}"
+        return f"{name} at {_positions(document, cell)}: no interval, {decode['problem']}"
     low, high = decode["ci95"]
     reading = "no difference is shown"
     if low > 1 or high < 1:
@@ -43,7 +47,7 @@ def sentence(document: dict[str, Any], cell: dict[str, Any]) -> str:
         f"; its attention {answers.interval(cell['attention'], 3)}" if document["ref"] else ""
     )
     return (
-        f"{name} is {decode['ratio']:.3f}x {against} at {cell['context']:,} [{low:.3f}, {high:.3f}]: "
+        f"{name} is {decode['ratio']:.3f}x {against} at {_positions(document, cell)} [{low:.3f}, {high:.3f}]: "
         f"{reading}{attention}"
     )
 
@@ -62,7 +66,7 @@ def rows(document: dict[str, Any]) -> list[dict[str, str]]:
     """Context, store and the figures of `_COLUMNS`, as text; without columns that nobody has."""
     found = [
         {
-            "context": f"{cell['context']:,}",
+            "context": _positions(document, cell),
             "store": arm,
             **{
                 column: _number(cell[part]["arms"][arm][key])
@@ -112,9 +116,14 @@ def render(document: dict[str, Any]) -> Any:
     parts.append(tables.table(rows(document), right={"context", *_COLUMNS}))
     for cell in document["cells"]:
         parts += [Text(text, "dim") for text in _details(document, cell)]
-    parts.append(Text(document["note"], "dim"))
+    parts += [Text(note, "dim") for note in (_past_trained(document), document["note"]) if note]
     parts += [Text(sentence(document, cell), "bold") for cell in document["cells"]]
     return Group(*parts)
+
+
+def _past_trained(document: dict[str, Any]) -> str:
+    contexts = [cell["context"] for cell in document["cells"]]
+    return labels.past_trained(contexts, document["context_length"])
 
 
 def _details(document: dict[str, Any], cell: dict[str, Any]) -> list[str]:
@@ -151,7 +160,8 @@ def markdown(document: dict[str, Any]) -> str:
     lines += [f"- {text}" for text in _troubles(document)]
     table = tables.markdown(rows(document), right={"context", *_COLUMNS})
     details = [f"- {text}" for cell in document["cells"] for text in _details(document, cell)]
-    return "\n".join([*lines, "", table, *details, ""])
+    past = _past_trained(document).replace("*", "\\*")
+    return "\n".join([*lines, "", table, *details, *([past] if past else []), ""])
 
 
 def _number(value: float | None) -> str:

@@ -26,9 +26,9 @@ from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.decision import output, validity
 from kvtrial.decision.contrasts import Measured, contrast, contrast_of, digits
-from kvtrial.host import build, machine, paths, printed, selection
+from kvtrial.host import build, machine, paths, printed, selection, shapes
 from kvtrial.host.files import write_text
-from kvtrial.measure import figures, shapes
+from kvtrial.measure import figures
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan
 from kvtrial.measure.stores import shape_of
@@ -134,7 +134,7 @@ def measure(
         A context does not fit in memory, or too few blocks were asked for.
     """
     gguf = models.path_of(model)
-    pair = _pair(name, against, against_ref)
+    pair = _pair(name, against, against_ref, gguf)
     registered = protocol.load(paths.config_file("protocol.yaml"))
     primary = next(cell for cell in registered["cells"] if cell["role"] == "primary")
     rounds = REF_ROUNDS if pair.built else registered["rotation"]["rounds"]
@@ -185,6 +185,7 @@ def measure(
         "layouts_differ": pair.layouts_differ,
         "model": gguf.stem,
         "synthetic": bool(loaded.synthetic),
+        "context_length": loaded.config.context_length,
         "threads": threads,
         "conformance": conformance,
         "cells": [{"context": cell["context"], **one} for cell, one in zip(cells, found)],
@@ -192,9 +193,10 @@ def measure(
     }
 
 
-def _pair(name: str, against: str | None, ref: str | None) -> Pair:
+def _pair(name: str, against: str | None, ref: str | None, gguf: Path) -> Pair:
     """Who is measured; whatever can be refused is, before anything runs."""
-    against = against or (name if ref else selection.load().default)
+    if against is None:
+        against = name if ref else selection.load(snapshots.shape_of_file(gguf)).default
     for wanted in (name,) if ref else (name, against):
         why = candidates.get(wanted).not_built
         if why is not None:

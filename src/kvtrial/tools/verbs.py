@@ -221,18 +221,12 @@ def candidates(args: argparse.Namespace) -> None:
     from kvtrial.host import selection
     from kvtrial.show import tables
 
-    selected = selection.load()
+    adopted = selection.adopted()
     found = []
     for name, candidate in registry.candidates().items():
-        state = "built"
-        if candidate.not_built is not None:
-            state = f"not built: {candidate.not_built}"
-        elif name in selected.retired:
-            state = f"retired by {selected.run_id}"
-        elif name == selected.default:
-            state = f"default: {selected.origin}" if selected.run_id else "default"
-        elif name == selected.fp32:
-            state = 'default with profile="fp32"'
+        state = f"not built: {candidate.not_built}"
+        if candidate.not_built is None:
+            state = "; ".join(selection.said_of(name, adopted)) or "built"
         found.append(
             {
                 "name": name,
@@ -249,13 +243,19 @@ def candidates(args: argparse.Namespace) -> None:
 
 def models(args: argparse.Namespace) -> None:
     """kvtrial models"""
-    from kvtrial.run import models as registry
+    from kvtrial.tools import needs
 
-    for name, entry in registry.entries().items():
-        here = (paths.results_dir() / "models" / f"{name}.gguf").is_file()
+    if args.synthetic is not None:
+        made = needs.make_synthetic(args.synthetic)
         print(
-            f"{name:28} {'here' if here else 'kvtrial fetch ' + name}\n    {entry.get('note', '')}"
+            f"{made}\nrandom weights in the shape of {args.synthetic}; measure it: make verdict MODEL='{made}'"
         )
+        return
+    told = needs.of_registered() if args.model is None else [needs.of_model(args.model)]
+    if args.json:
+        _print(True, told, str)
+    else:
+        print(needs.render(told))
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -289,12 +289,15 @@ def try_(args: argparse.Namespace) -> int:
     return EXIT_SLOWER if args.fail_below and tried.slower(trial, args.fail_below) else 0
 
 
-def fleet(args: argparse.Namespace) -> None:
+def fleet(args: argparse.Namespace) -> int:
     """kvtrial fleet FILE..."""
     from kvtrial.show import fleet as verdicts
 
-    rows = verdicts.table(args.files)
+    found, problems = verdicts.load_all(args.files)
+    rows = verdicts.table(found)
     _print(args.json, rows, lambda: verdicts.render(rows))
+    _say_left_out(problems)
+    return EXIT_FAILED if problems else 0
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -307,13 +310,22 @@ def compare(args: argparse.Namespace) -> None:
 
 def history(args: argparse.Namespace) -> None:
     """kvtrial history"""
+    from kvtrial.show import fleet as verdicts
     from kvtrial.tools import comparing
 
     runs = [path.parent for path in sorted(paths.results_dir().glob("*/verdict.json"))]
     if not runs:
         raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
-    found = comparing.history(runs, args.arm or ())
+    decided, problems = verdicts.load_all(runs)
+    found = comparing.history(decided, args.arm or ())
     _print_rows(args, found, comparing.told(found))
+    _say_left_out(problems)
+
+
+def _say_left_out(problems: Sequence[str]) -> None:
+    """Name on stderr what is no verdict, behind the rows that are there."""
+    for problem in problems:
+        printed.console(stderr=True).print(f"left out: {problem}", soft_wrap=True)
 
 
 def _print_rows(

@@ -57,12 +57,27 @@ def _never_costs_a_verdict(function: Callable[P, None]) -> Callable[P, None]:
 def begin_stage(run_dir: Path, stage: str) -> None:
     """Open the stage's run as RUNNING; runs whose process died are marked KILLED."""
     with MlflowStore.held(run_dir) as store:
-        for run in store.find(level="stage"):
-            if run.info.status == "RUNNING" and not is_alive(run):
-                store.end(run.info.run_id, "KILLED", "its process died")
+        _end_dead_stages(store)
         store.stage(stage, process=_this_process())
         if stage not in BESIDE:
             store.client.update_run(store.parent_id, status="RUNNING")
+
+
+@_never_costs_a_verdict
+def end_dead(run_dir: Path) -> None:
+    """End what a killed process left RUNNING: its stage, and the trial where no other stage is at work."""
+    with MlflowStore.held(run_dir) as store:
+        if _end_dead_stages(store) and not any(map(_is_at_work, store.find(level="stage"))):
+            store.end(store.parent_id, "KILLED", "its process died")
+
+
+def _end_dead_stages(store: MlflowStore) -> bool:
+    """Whether there was one."""
+    stages = store.find(level="stage")
+    dead = [run for run in stages if run.info.status == "RUNNING" and not is_alive(run)]
+    for run in dead:
+        store.end(run.info.run_id, "KILLED", "its process died")
+    return bool(dead)
 
 
 @_never_costs_a_verdict
@@ -163,6 +178,7 @@ def is_alive(run: Run) -> bool:
 
 __all__ = [
     "begin_stage",
+    "end_dead",
     "finish_stage",
     "is_alive",
     "leave_stage",

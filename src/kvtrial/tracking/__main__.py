@@ -15,7 +15,7 @@ from kvtrial.host import paths
 from kvtrial.run import events
 from kvtrial.run.journal import Journal
 from kvtrial.run.layout import ConfigError
-from kvtrial.tracking import is_alive, records
+from kvtrial.tracking import end_dead, is_alive, records
 from kvtrial.tracking.store import (
     EXPERIMENT,
     REBUILD,
@@ -77,9 +77,12 @@ def _rebuild_stage(store: MlflowStore, stage: str, table: Path) -> None:
         complete = (rows["metric"] == "attempt/complete").any()
         status = "FINISHED" if complete else "KILLED"
         if str(number) not in _logged_attempts(store, stage, status):
-            run_id = store.stage(stage)
-            records.log_attempt(store, run_id, stage, rows, table)
-            store.end(run_id, status)
+            # Events have no time of day: an attempt ended when its table was written, and took its blocks' time.
+            ended = table.stat().st_mtime
+            taken = float(rows.loc[rows["metric"] == "block/taken_s", "value"].sum())
+            run_id = store.stage(stage, ended - taken)
+            records.log_attempt(store, run_id, stage, rows, table, ended)
+            store.end(run_id, status, ended=ended)
 
 
 def _rebuild_unfinished(store: MlflowStore, stage: str) -> None:
@@ -106,6 +109,9 @@ def _browse(results: Path, arguments: list[str]) -> None:
             f"no MLflow store in {results} yet; run `make smoke` or `make verdict`, or, where there "
             f"are results: {REBUILD}"
         )
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        for manifest in sorted(results.glob("*/manifest.json")):
+            end_dead(manifest.parent)
     for line in pages(uri, _address(arguments)):
         print(line, flush=True)
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--backend-store-uri", uri]
@@ -142,8 +148,12 @@ def pages(uri: str, address: str) -> list[str]:
         [experiment.experiment_id], "tags.`kvtrial.level` = 'trial'", max_results=_NEWEST
     )
     only = urllib.parse.quote("tags.`kvtrial.level` = 'trial'")
-    lines = [f"All trials: {found}/runs?workflowType=machine_learning&searchFilter={only}"]
-    return [*lines, *(f"{run.info.run_name}: {found}/runs/{run.info.run_id}" for run in trials)]
+    table = f"{found}/runs?workflowType=machine_learning&searchFilter={only}"
+    return [
+        f"All trials: {table}",
+        f"Over time: {table}&compareRunsMode=CHART",
+        *(f"{run.info.run_name}: {found}/runs/{run.info.run_id}" for run in trials),
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,12 +16,15 @@ import urllib.parse
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from kvtrial.host import paths
 from kvtrial.run import corpus
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
@@ -36,8 +39,25 @@ REBUILD = "python -m kvtrial.tracking rebuild RESULTS"
 MAX_PARAM, MAX_TAG = 6000, 8000
 #: Entries of a request at most, and metrics of one that has params too.
 _BATCH, _FIRST = 1000, 900
-#: Tag of a trial's run, by stage: that stage's newest run.
-RUN_OF = "kvtrial.run_of."
+#: Tag of a trial's run: stage → that stage's newest run, as JSON.
+RUN_OF = "kvtrial.run_of"
+#: What the experiment's page says above its runs.
+LEGEND = """Trials of KV caches: one run a trial, named by its answer. Below it is a run for each stage, and below
+that one for each arm and cell. In the UI, choose "Model training" at the top left; the table then lists the trials.
+
+| stage | what it measures |
+| --- | --- |
+| `conformance` | the suite over every arm: passed, failed, gaps |
+| `parity` | logits of every arm against the baseline's, and the quality of reduced precision |
+| `m1` | one attention region alone |
+| `m2` | whole decodes, all arms in rotation: what is decided on |
+| `aa` | ratios that are known: one arm registered several times |
+| `control` | a general store, measured once |
+| `direct_write` | K and V written in place against scratch and append |
+| `cold_tier` | spill, restore and crashes of the cold stores |
+
+Arms: K0, A1, A2 scalar; K1 fused SIMD in Cython, K3 and K4 in Rust; K2 FP16, K5 Q8_0. A T behind the name: K is
+transposed within the page. `tokens_per_s/K1` has the context as its step, so its chart is the scaling curve."""
 #: How long another program may hold the database before we go on without it.
 LOCKED_S = 5.0
 
@@ -111,8 +131,9 @@ class MlflowStore:
         location = (self.results.resolve() / "mlartifacts").as_uri() if local else None
         experiment = self.client.get_experiment_by_name(EXPERIMENT)
         if experiment is None:
+            tags = {**KIND, "mlflow.note.content": LEGEND}
             return str(
-                self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=KIND)
+                self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags)
             )
         if experiment.lifecycle_stage == "deleted":
             log.warning(
@@ -147,10 +168,13 @@ class MlflowStore:
         trials = self.find(level="trial")
         if trials:
             return str(trials[0].info.run_id)
-        source = {"mlflow.source.git.commit": self.commit} if self.commit else {}
+        source = {"mlflow.source.name": "kvtrial", "mlflow.source.type": "PROJECT"}
+        if self.commit:
+            source["mlflow.source.git.commit"] = self.commit
         # When it was measured: a store that is made anew has it from the run, not from now.
+        begun = datetime.fromisoformat(self.begun).timestamp() if self.begun else None
         run_id = self._create(
-            self.run_dir.name, source, level="trial", machine=self.machine, begun=self.begun
+            self.run_dir.name, source, begun, level="trial", machine=self.machine, model=self.model
         )
         for name in ("manifest.json", "protocol.json"):
             self.artifact(run_id, self.run_dir / name)
@@ -161,28 +185,39 @@ class MlflowStore:
         self.client.log_inputs(run_id, datasets=_datasets())
         return run_id
 
-    def stage(self, stage: str, **tags: str) -> str:
-        """A new run for an attempt at a stage; the parent links to the newest one."""
+    def stage(self, stage: str, begun: float | None = None, **tags: str) -> str:
+        """A new run for an attempt at a stage, begun now or then (seconds since the epoch).
+
+        The parent links to the newest one.
+        """
         parent = {"mlflow.parentRunId": self.parent_id}
-        run_id = self._create(stage, parent, level="stage", stage=stage, **tags)
+        run_id = self._create(stage, parent, begun, level="stage", stage=stage, **tags)
         self.link(stage, run_id)
         return run_id
 
     def link(self, stage: str, run_id: str) -> None:
         """Let the trial's run point at this one as its stage's."""
-        self.client.set_tag(self.parent_id, f"{RUN_OF}{stage}", run_id)
+        linked = {**self.linked(), stage: run_id}
+        self.client.set_tag(self.parent_id, RUN_OF, json.dumps(linked, sort_keys=True))
 
-    def arm(self, name: str, parent: str, **tags: str) -> str:
-        """A new run for one candidate in one cell, below its stage's."""
-        return self._create(name, {"mlflow.parentRunId": parent}, level="arm", **tags)
+    def linked(self) -> dict[str, str]:
+        """Stage → the run that the trial's points at."""
+        found = self.client.get_run(self.parent_id).data.tags.get(RUN_OF)
+        linked: dict[str, str] = json.loads(found) if found else {}
+        return linked
 
-    def _create(self, name: str, tags: dict[str, str], **own: str) -> str:
-        begun = own.get("begun")
-        start = datetime.fromisoformat(begun).timestamp() if begun else time.time()
+    def arm(self, name: str, parent: Run, **tags: str) -> str:
+        """A new run for one candidate in one cell, below its stage's and as old."""
+        begun = parent.info.start_time / 1000
+        return self._create(
+            name, {"mlflow.parentRunId": parent.info.run_id}, begun, level="arm", **tags
+        )
+
+    def _create(self, name: str, tags: dict[str, str], begun: float | None, **own: str) -> str:
         run = self.client.create_run(
             self.experiment_id,
             run_name=name,
-            start_time=round(start * 1000),
+            start_time=round((begun or time.time()) * 1000),
             tags={
                 "kvtrial.run_id": self.run_dir.name,
                 **tags,
@@ -232,11 +267,12 @@ class MlflowStore:
         if path.is_file():
             self.client.log_artifact(run, str(path), folder)
 
-    def end(self, run: str, status: str, why: str = "") -> None:
-        """End a run as FINISHED, FAILED or KILLED, with the reason as a tag."""
+    def end(self, run: str, status: str, why: str = "", ended: float | None = None) -> None:
+        """End a run as FINISHED, FAILED or KILLED, now or then (seconds since the epoch), the reason as a tag."""
         if why:
             self.client.set_tag(run, "kvtrial.why", why[:MAX_TAG])
-        self.client.set_terminated(run, status)
+        at = None if ended is None else round(ended * 1000)
+        self.client.set_terminated(run, status, end_time=at)
 
 
 def _refuse_unwritable(database: Path) -> None:

@@ -52,7 +52,7 @@ def _asked(q: F64, bits: int) -> F64:
 
 
 def _weighted(v: F64, bits: int) -> F64:
-    """A code times half of a weight's step: that of 32767 or 127 to the largest weight times V's step."""
+    """A code times half of a weight's step, 1 / 32767 or 1 / 127 of the largest weight, times V's own step."""
     step = _step(_largest(v), bits)
     return (LEVELS[bits] + 1) * step * (0.5 / FACTOR_LEVELS[bits] + 4 * _U)
 
@@ -72,7 +72,7 @@ def _by_rotation(x: F64, bound: Callable[[F64], F64]) -> F64:
     them at most. Rotating takes log2(size) additions and a product twice, in FP32.
     """
     size = x.shape[-1] & -x.shape[-1]
-    split = x.reshape(*x.shape[:-1], -1, size)
+    split = x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
     rotated = split @ hadamard(size)
     error = bound(rotated.reshape(x.shape)).reshape(split.shape).max(axis=-1, keepdims=True)
     rounding = 4 * (np.log2(size) + 2) * _U * np.sqrt((split**2).sum(axis=-1, keepdims=True))

@@ -19,6 +19,8 @@ from kvtrial.measure.peers.programs import PEERS, Peer
 BATCH = 512
 #: llama.cpp takes whole multiples of this for its cache.
 _CELLS = 256
+#: 1 keeps llama.cpp from turning rows that it quantises.
+_UNTURNED = "LLAMA_ATTN_ROT_DISABLE"
 
 
 class LlamaFailed(RuntimeError):
@@ -107,6 +109,7 @@ def opened(gguf: str, arm: str, tokens: int, threads: int) -> Iterator[Context]:
         "f32": lib.GGML_TYPE_F32,
         "f16": lib.GGML_TYPE_F16,
         "q8_0": lib.GGML_TYPE_Q8_0,
+        "q4_0": lib.GGML_TYPE_Q4_0,
     }
     loading = lib.llama_model_default_params()
     loading.n_gpu_layers = 0
@@ -121,6 +124,7 @@ def opened(gguf: str, arm: str, tokens: int, threads: int) -> Iterator[Context]:
         params.type_k, params.type_v = types[peer.k_type], types[peer.v_type]
         params.flash_attn_type = int(peer.flash)  # 0 off, 1 on; its own default, -1, would choose
         params.no_perf = True
+        os.environ[_UNTURNED] = str(int(not peer.turned))  # is read as a context opens
         pointer = lib.llama_init_from_model(model, params)
         if not pointer:
             raise LlamaFailed(f"llama.cpp does not open a context with {peer.setting}")

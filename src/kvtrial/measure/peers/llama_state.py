@@ -27,13 +27,13 @@ import numpy.typing as npt
 from scipy.linalg import hadamard
 
 from kvtrial.contract import F32
-from kvtrial.measure.peers.programs import Peer
+from kvtrial.measure.peers.programs import QUANTISED, Peer
 
 U8 = npt.NDArray[np.uint8]
 
-_GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+_GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 _MAGIC = 0xAF143CD8
-_Q8_BLOCK = 32
+_BLOCK = 32
 _TURN = 64
 
 
@@ -53,11 +53,12 @@ def sections(k: F32, v: F32, peer: Peer) -> Iterator[bytes | np.ndarray]:
     yield struct.pack("<IiII", _MAGIC, 0, 1, cells) + table.tobytes()
     yield struct.pack("<II", not peer.flash, layers)
     for layer in range(layers):
-        rows = stored(turned(k[layer], peer.k_type, widest=True).reshape(cells, -1), peer.k_type)
+        flat = turned(k[layer], peer, peer.k_type, widest=True).reshape(cells, -1)
+        rows = stored(flat, peer.k_type)
         yield struct.pack("<iQ", _GGML_TYPES[peer.k_type], rows.nbytes // cells)
         yield rows
     for layer in range(layers):
-        flat = turned(v[layer], peer.v_type, widest=False).reshape(cells, -1)
+        flat = turned(v[layer], peer, peer.v_type, widest=False).reshape(cells, -1)
         if peer.flash:
             rows = stored(flat, peer.v_type)
             yield struct.pack("<iQ", _GGML_TYPES[peer.v_type], rows.nbytes // cells)
@@ -67,12 +68,12 @@ def sections(k: F32, v: F32, peer: Peer) -> Iterator[bytes | np.ndarray]:
         yield rows
 
 
-def turned(rows: F32, kind: str, *, widest: bool) -> F32:
-    """Rows (N, H_kv, D) as they are before they are quantised, float32.
+def turned(rows: F32, peer: Peer, kind: str, *, widest: bool) -> F32:
+    """Rows (N, H_kv, D) as they are before they are stored as ``kind``, float32.
 
     ``widest``: by the widest matrix whose size divides D, as K is; else by one of 64, as V is.
     """
-    if kind != "q8_0" or rows.shape[-1] % _TURN:
+    if not peer.turned or kind not in QUANTISED or rows.shape[-1] % _TURN:
         return rows
     size = _TURN
     while widest and rows.shape[-1] % (2 * size) == 0:
@@ -83,25 +84,45 @@ def turned(rows: F32, kind: str, *, widest: bool) -> F32:
 
 
 def stored(rows: F32, kind: str) -> np.ndarray:
-    """float32 (N, width) as llama.cpp stores it: float32, float16, or bytes of Q8_0 blocks.
+    """float32 (N, width) as llama.cpp stores it: float32, float16, or bytes of Q8_0 or Q4_0 blocks.
 
     Raises
     ------
     ValueError
-        For Q8_0, width is not a multiple of 32.
+        For blocks, width is not a multiple of 32.
     """
     if kind == "f32":
         return np.ascontiguousarray(rows, np.float32)
     if kind == "f16":
         return rows.astype(np.float16)
-    if rows.shape[1] % _Q8_BLOCK:
-        raise ValueError(f"rows of {rows.shape[1]} elements; Q8_0 needs a multiple of {_Q8_BLOCK}")
-    blocks = rows.reshape(len(rows), -1, _Q8_BLOCK)
-    scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-    whole = np.rint(blocks * inverse).astype(np.int8)
-    parts = [scale.astype("<f2").view(np.uint8), whole.view(np.uint8)]
+    if rows.shape[1] % _BLOCK:
+        raise ValueError(
+            f"rows of {rows.shape[1]} elements; {kind.upper()} needs a multiple of {_BLOCK}"
+        )
+    blocks = rows.reshape(len(rows), -1, _BLOCK)
+    scale, numbers = _q8_0(blocks) if kind == "q8_0" else _q4_0(blocks)
+    parts = [scale.astype("<f2").view(np.uint8), numbers]
     return np.concatenate(parts, axis=-1).reshape(len(rows), -1)
+
+
+def _q8_0(blocks: F32) -> tuple[F32, U8]:
+    """Scale and int8 of blocks (..., 32)."""
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+    return scale, np.rint(blocks * _inverse(scale)).astype(np.int8).view(np.uint8)
+
+
+def _q4_0(blocks: F32) -> tuple[F32, U8]:
+    """Scale, by which the largest magnitude is -8, and the nibbles of blocks (..., 32): 16 low, 16 high ones."""
+    at = np.abs(blocks).argmax(axis=-1, keepdims=True)
+    scale = np.take_along_axis(blocks, at, axis=-1) / np.float32(-8)
+    whole = np.minimum(blocks * _inverse(scale) + np.float32(8.5), 15).astype(np.uint8)
+    half = _BLOCK // 2
+    return scale, whole[..., :half] | whole[..., half:] << 4
+
+
+def _inverse(scale: F32) -> F32:
+    """1 / scale, and 0 for 0."""
+    return np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
 
 
 def join(parts: Iterable[bytes | np.ndarray]) -> U8:

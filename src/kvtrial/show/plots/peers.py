@@ -11,15 +11,14 @@ from kvtrial.show.plots import style
 
 TITLE = "Beside other engines"
 CAPTION = (
-    "Ratio of ours to the peer with its two-sided 95% t interval over blocks (n beside each; a block is "
-    "a fresh process for each program, one right after the other). Right of 1 ours is better. Each side "
-    "is at its best setting in the cell."
+    "Ratio of ours to the peer with its two-sided 95% t interval over blocks (n beside each). Right of 1 ours is "
+    "better. Each side is at its best setting in the cell; the table has the peers' other settings."
 )
 
 
 def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
-    """One row a row of peers.json, which ``verdict["peers"]`` holds."""
-    rows = verdict.get("peers")
+    """One row a comparison with a program's best setting in peers.json, which ``verdict["peers"]`` holds."""
+    rows = [row for row in verdict.get("peers") or () if row["best"]]
     if not rows:
         return None
     metrics = list(dict.fromkeys(row["metric"] for row in rows))

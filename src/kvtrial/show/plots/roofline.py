@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvtrial.measure import shapes
+from kvtrial.host import shapes
 from kvtrial.show.plots import style
 
 TITLE = "Attention against the machine's ceilings"

@@ -1,9 +1,9 @@
 """Stage ``adopt``: let the runtime obey a verdict, and write it down for people.
 
-Writes config/selection.yaml (this machine class's entry; others stay), docs/session-state.md and
-docs/adr/0006-hot-and-cold-kv-tiers.md. Says what has changed and how to undo it.
+Writes config/selection.yaml (the entry of this machine class and head shape; others stay), and into the run's
+folder adopted.json and two pages. Says what has changed and how to undo it.
 
-``python -m kvtrial.stages.after.adopt --run-dir DIR --selection FILE --docs DIR --note FILE``
+``python -m kvtrial.stages.after.adopt --run-dir DIR --selection FILE``
 
 ``python -m kvtrial.stages.after.adopt --undo NOTE --selection FILE`` puts back what was there before.
 """
@@ -22,15 +22,13 @@ import yaml
 from kvtrial.decision import labels
 from kvtrial.host import machine, paths
 from kvtrial.host.files import write_text
+from kvtrial.run import protocol
 from kvtrial.show import answers, fleet
 
 Entry = dict[str, Any]
 
-#: template -> page below the documentation's folder
-PAGES = {
-    "session-state.md": Path("session-state.md"),
-    "adr-0006.md": Path("adr/0006-hot-and-cold-kv-tiers.md"),
-}
+#: template -> page in the run's folder
+PAGES = {"session-state.md": "session-state.md", "adr-0006.md": "0006-hot-and-cold-kv-tiers.md"}
 #: What an entry says, in words, and what holds before any verdict.
 _SAID: tuple[tuple[str, str, Any], ...] = (
     ("default", "open_store()", "K1"),
@@ -43,18 +41,25 @@ _SAID: tuple[tuple[str, str, Any], ...] = (
 
 
 class NothingToAdopt(ValueError):
-    """The verdict is open, another machine's, or of random weights; the message says what to do."""
+    """The verdict is open, another machine's, of random weights or of a smoke run, or does not let that store be
+    the default; the message says what to do."""
 
 
-def entry(verdict: dict[str, Any], *, synthetic: bool = False) -> Entry:
-    """What config/selection.yaml says for the verdict's machine class.
+def entry(verdict: dict[str, Any], *, store: str = "", force: bool = False) -> Entry:
+    """What config/selection.yaml says for the verdict's machine class and head shape.
 
-    ``synthetic``: a verdict that was measured with random weights is adopted as well.
+    Parameters
+    ----------
+    verdict : dict
+        What verdict.json holds.
+    store : str
+        An eligible arm to be the default; what the verdict says to run without it.
+    force : bool
+        Take a verdict of random weights or of a smoke run as well.
 
     Raises
     ------
     NothingToAdopt
-        What to run is undecided, or the verdict is of another machine class, or of random weights.
     """
     run, language = verdict["run"], verdict["language"]
     if run["store"] is None:
@@ -67,25 +72,52 @@ def entry(verdict: dict[str, Any], *, synthetic: bool = False) -> Entry:
             f"the verdict is of machine {verdict['machine']!r}, this is "
             f"{machine.machine_class()!r}; adopt it there, or run a trial here"
         )
-    if verdict["synthetic"] and not synthetic:
+    if not force and (weak := _weak(verdict)):
         raise NothingToAdopt(
-            f"{verdict['model']} has random weights, and what is adopted holds for every model on this machine: "
-            "run a trial with a real model, or give `make adopt FORCE=1` with the same MODEL and PROTOCOL"
+            f"{weak}: run a trial with a real model and the default protocol, or give `make adopt FORCE=1` with "
+            "the same MODEL and PROTOCOL"
         )
+    arm = _arm(verdict, store or run["store"])
     return {
-        "default": run["store"],
-        "profile": run["profile"],
-        "fp32": run["fp32_store"],
+        "default": arm.name,
+        "profile": arm.profile,
+        "fp32": arm.name if arm.profile == "fp32" else run["fp32_store"],
         # Where the language is open, the registered reference is what stays.
         "reference": language["reference"] or run["fp32_store"],
-        "retired": sorted(language["retired"]),
+        "retired": sorted({*language["retired"]} - {arm.name}),
         "cold": verdict["cold"]["adopted"],
         "run_id": verdict["run_id"],
     }
 
 
-def adopted(path: Path) -> dict[str, Entry]:
-    """What the file says, by machine class; nothing where there is no file.
+def _weak(verdict: dict[str, Any]) -> str:
+    """Why a verdict should not be obeyed, or nothing."""
+    if verdict["synthetic"]:
+        return (
+            f"{verdict['model']} has random weights, and real models with these heads would obey it"
+        )
+    if verdict["protocol"] == protocol.SMOKE:
+        return f"protocol {protocol.SMOKE} shows that every stage runs, and decides nothing"
+    return ""
+
+
+def _arm(verdict: dict[str, Any], name: str) -> answers.Arm:
+    """A measured arm that nothing speaks against: eligible, and of shown quality where its profile is reduced."""
+    refused = {row["candidate"] for row in verdict["run"]["profiles"] if row["why_not"]}
+    arms = {arm.name: arm for arm in answers.arms(verdict)}
+    allowed = [
+        arm.name
+        for arm in arms.values()
+        if arm.rates and arm.name not in refused and not verdict["eligibility"][arm.name]
+    ]
+    if name not in allowed:
+        why = "; ".join(arms[name].reasons) if name in arms else "no arm of this trial"
+        raise NothingToAdopt(f"STORE is {name!r}: {why}; allowed: {', '.join(allowed)}")
+    return arms[name]
+
+
+def adopted(path: Path) -> dict[str, dict[str, Entry]]:
+    """What the file says, by machine class and head shape; nothing where there is no file.
 
     Raises
     ------
@@ -104,13 +136,23 @@ def adopted(path: Path) -> dict[str, Entry]:
         ) from None
 
 
-def write_selection(chosen: Entry | None, path: Path) -> None:
-    """Set this machine class's entry, or remove it; those of other machines stay as they are."""
+def entry_of(path: Path, shape: str) -> Entry | None:
+    """This machine class's entry for a head shape."""
+    return _own(adopted(path)).get(shape)
+
+
+def _own(entries: dict[str, dict[str, Entry]]) -> dict[str, Entry]:
+    """This machine class's, by head shape. An entry that was of all shapes is left out: it is written anew."""
+    own = entries.get(machine.machine_class()) or {}
+    return {shape: entry for shape, entry in own.items() if isinstance(entry, dict)}
+
+
+def write_selection(chosen: Entry | None, shape: str, path: Path) -> None:
+    """Set this machine class's entry for a head shape, or remove it; all others stay as they are."""
     entries = adopted(path)
-    entries.pop(machine.machine_class(), None)
-    if chosen is not None:
-        entries[machine.machine_class()] = chosen
-    text = "# Written by `make adopt`: what open_store() and `kvtrial generate` obey, by machine.\n"
+    own = {**_own(entries), shape: chosen}
+    entries[machine.machine_class()] = {key: entry for key, entry in own.items() if entry}
+    text = "# Written by `make adopt`: what open_store() and `kvtrial generate` obey, by machine and by heads.\n"
     write_text(path, text + yaml.safe_dump(entries, sort_keys=True))
 
 
@@ -136,8 +178,8 @@ def places(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def page(name: str, verdict: dict[str, Any]) -> str:
-    """One written page, a template of kvtrial/show/templates filled from the verdict alone."""
+def page(name: str, verdict: dict[str, Any], chosen: Entry) -> str:
+    """One written page, a template of kvtrial/show/templates filled from the verdict and what was adopted of it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(paths.PACKAGE / "show" / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -149,17 +191,22 @@ def page(name: str, verdict: dict[str, Any]) -> str:
     environment.globals["label"] = labels.of_contrast
     return environment.get_template(f"{name}.j2").render(
         verdict=verdict,
+        chosen=chosen,
         answers=answers.of_verdict(verdict),
         arms=answers.arms(verdict),
         contexts=answers.contexts(verdict),
+        context_heads=answers.context_heads(verdict),
+        past_trained=answers.past_trained(verdict),
         primary=answers.primary_context(verdict),
         ratio=answers.interval,
         sig=answers.significant,
     )
 
 
-def _say(before: Entry | None, after: Entry | None, files: list[Path], undo: str | None) -> None:
-    here = machine.machine_class()
+def _say(
+    before: Entry | None, after: Entry | None, shape: str, files: list[Path], undo: str | None
+) -> None:
+    here = f"{machine.machine_class()} and models of {shape}"
     said = f"adopted from {after['run_id']}" if after else "nothing is adopted any more"
     print(f"{said}, for {here}:")
     print("\n".join(changes(before, after)))
@@ -172,19 +219,18 @@ def undo(note: Path, selection: Path) -> None:
     """Put back what an adoption replaced."""
     try:
         kept = json.loads(note.read_text(encoding="utf-8"))
-        before, after = kept["before"], kept["adopted"]
+        before, after, shape = kept["before"], kept["adopted"], kept["shape"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NothingToAdopt(
             f"{note}: {error}; give the adopted.json that `make adopt` wrote into a run's folder"
         ) from None
-    now = adopted(selection).get(machine.machine_class())
-    if now != after:
+    if entry_of(selection, shape) != after:
         raise NothingToAdopt(
             f"{selection} does not hold what {note} adopted: another verdict was adopted since; undo that "
             "one first, or adopt again the one that you want"
         )
-    write_selection(before, selection)
-    _say(after, before, [selection], None)
+    write_selection(before, shape, selection)
+    _say(after, before, shape, [selection], None)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -194,38 +240,40 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--selection", type=Path, required=True, help="config/selection.yaml")
-    parser.add_argument("--docs", type=Path, help="where the pages go")
-    parser.add_argument("--note", type=Path, help="where the adopted entry goes")
+    parser.add_argument("--store", default="", help="an eligible arm, other than the verdict's")
     parser.add_argument("--undo", type=Path, metavar="NOTE", help="put back what was before it")
-    parser.add_argument("--synthetic", action="store_true", help="random weights are no obstacle")
+    parser.add_argument(
+        "--force", action="store_true", help="random weights or a smoke run are no obstacle"
+    )
     args = parser.parse_args(argv)
     if args.undo is not None:
         undo(args.undo, args.selection)
         return 0
-    if args.run_dir is None or args.docs is None or args.note is None:
-        parser.error("--run-dir, --docs and --note are needed, or --undo")
+    if args.run_dir is None:
+        parser.error("--run-dir is needed, or --undo")
     verdict = fleet.load(args.run_dir)
-    chosen = entry(verdict, synthetic=args.synthetic)
-    before = adopted(args.selection).get(machine.machine_class())
-    if before == chosen and args.note.is_file():
+    shape, note = verdict["shape"], args.run_dir / "adopted.json"
+    chosen = entry(verdict, store=args.store, force=args.force)
+    before = entry_of(args.selection, shape)
+    if before == chosen and note.is_file():
         # The same once more: what was there before the first time is what an undo brings back.
-        before = json.loads(args.note.read_text(encoding="utf-8")).get("before")
-    write_selection(chosen, args.selection)
-    pages = [args.docs / path for path in PAGES.values()]
+        before = json.loads(note.read_text(encoding="utf-8")).get("before")
+    write_selection(chosen, shape, args.selection)
+    pages = [args.run_dir / path for path in PAGES.values()]
     for name, path in zip(PAGES, pages):
-        write_text(path, page(name, verdict))
-    write_text(args.note, json.dumps({"adopted": chosen, "before": before}, indent=2) + "\n")
-    back = f"python -m kvtrial.stages.after.adopt --undo {shlex.quote(str(args.note))}"
+        write_text(path, page(name, verdict, chosen))
+    kept = {"adopted": chosen, "before": before, "shape": shape}
+    write_text(note, json.dumps(kept, indent=2) + "\n")
+    back = f"python -m kvtrial.stages.after.adopt --undo {shlex.quote(str(note))}"
     _say(
         before,
         chosen,
+        shape,
         [args.selection, *pages],
         f"{back} --selection {shlex.quote(str(args.selection))}",
     )
-    if verdict["synthetic"]:
-        print(
-            "note: this was measured with synthetic weights; every model on this machine uses it now"
-        )
+    if weak := _weak(verdict):
+        print(f"note: {weak}")
     return 0
 
 
