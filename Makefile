@@ -75,7 +75,7 @@ report: setup  ## the verdict with its figures as one HTML page
 adopt: setup  ## make `open_store()` and `kvtrial generate` use what was decided
 	@$(SNAKEMAKE) adopt --forcerun adopt $(CHOSEN) $(ARGS)
 
-peers:  ## compare with other engines: installs llama.cpp, PyTorch and ONNX Runtime, then measures
+peers:  ## compare with other engines: installs llama.cpp, PyTorch, ONNX Runtime and OpenVINO, then measures
 	@"$(PYTHON)" scripts/setup.py peers
 	@$(SNAKEMAKE) peers $(CHOSEN) $(ARGS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -210,18 +211,18 @@ def page_bytes(candidate: Candidate, spec: StoreSpec) -> int:
     ``spec`` has one layer; its ``budget_bytes`` does not count.
     """
     budget = 8 * spec.page_tokens * spec.local_kv_heads * spec.head_dim
-    for doubled in range(_MOST_DOUBLINGS + 1):
-        try:
-            store = candidate.open(dataclasses.replace(spec, budget_bytes=budget << doubled))
-        except PoolExhausted:
-            if doubled == _MOST_DOUBLINGS:
-                raise
-            continue
-        try:
-            return max(store.page_nbytes, store.row_bytes * spec.page_tokens)
-        finally:
-            store.close()
-    raise AssertionError("not reached")
+    for doubled in range(_MOST_DOUBLINGS):
+        with contextlib.suppress(PoolExhausted):
+            return _page_bytes_in(candidate, spec, budget << doubled)
+    return _page_bytes_in(candidate, spec, budget << _MOST_DOUBLINGS)
+
+
+def _page_bytes_in(candidate: Candidate, spec: StoreSpec, budget_bytes: int) -> int:
+    store = candidate.open(dataclasses.replace(spec, budget_bytes=budget_bytes))
+    try:
+        return max(store.page_nbytes, store.row_bytes * spec.page_tokens)
+    finally:
+        store.close()
 
 
 def _refuse_not_built(candidate: Candidate) -> None:

@@ -19,7 +19,7 @@ PHONE = 360
 def page(tmp_path_factory) -> str:
     """Address of a report whose run has something to show in every table."""
     run_dir = tmp_path_factory.mktemp("run")
-    steps = steady(8, 0.01, 7, **ARMS)  # enough for a simulation
+    steps = steady(24, 0.01, 7, **ARMS)  # enough for a verdict, and for a simulation
     table = trial(steps, registration=REGISTERED, missing={"K0": "pool"})
     verdict = decided(steps, registration=REGISTERED, missing={"K0": "pool"})
     (run_dir / "verdict.json").write_text(json.dumps(verdict))

@@ -23,8 +23,9 @@ FAMILIES = {
     "gemma": (True, False, False, True, True),
 }
 LAYERS, HEADS, KV_HEADS, DIM, BASE, EPS = 2, 6, 2, 16, 10000.0, 1e-6
-HIDDEN = HEADS * DIM
+HIDDEN = 64  # not heads times head_dim
 IDS = np.random.default_rng(5).integers(0, 250, 40)
+LONG = np.random.default_rng(6).integers(0, 250, 330)
 
 
 @pytest.fixture(params=FAMILIES)
@@ -34,7 +35,16 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Any]:
     write_synthetic(
         path,
         "m",
-        ModelSizes(request.param, "Q8_0", **sizes, vocab=288, context=512, rope_base=BASE, seed=7),
+        ModelSizes(
+            request.param,
+            "Q8_0",
+            **sizes,
+            vocab=288,
+            context=512,
+            rope_base=BASE,
+            seed=7,
+            width=HIDDEN,
+        ),
     )
     return request.param, load(path)
 
@@ -114,15 +124,19 @@ def logits(file: GgufFile, name: str, ids: np.ndarray, factors: Any = 1.0) -> np
 
 
 def test_prefill_and_decode_are_the_page(family: tuple[str, Any]) -> None:
+    """At all positions by prefill; by the decode at the first ones and, after a prefill, at 300 and on."""
     name, model = family
-    right = logits(model.file, name, IDS)
+    right = logits(model.file, name, LONG)
     assert np.abs(right).max() > 1  # else the bound below says nothing
-    np.testing.assert_allclose(model.logits(IDS), right, atol=2e-4)
-    session = model.open_store("K1", tokens=64).open_session()
+    np.testing.assert_allclose(model.logits(LONG), right, atol=2e-4)
     decoder = model.decoder(activations="fp32")
-    for position, token in enumerate(IDS[:20]):
-        got = decoder.step([session], [token])[0]
-        np.testing.assert_allclose(got, right[position], atol=2e-4)
+    for first in (0, 300):
+        session = model.open_store("K1", tokens=320).open_session()
+        if first:
+            model.prefill(session, LONG[:first], activations="fp32")
+        for position in range(first, first + 10):
+            got = decoder.step([session], LONG[position : position + 1])[0]
+            np.testing.assert_allclose(got, right[position], atol=2e-4)
 
 
 def test_slots_and_appends_give_the_same_bits(family: tuple[str, Any]) -> None:
@@ -156,7 +170,9 @@ def with_rope(path: Path, factors: np.ndarray | None = None, **keys: Any) -> Any
     write_synthetic(
         plain,
         "m",
-        ModelSizes("llama", "Q8_0", **sizes, vocab=288, context=512, rope_base=BASE, seed=7),
+        ModelSizes(
+            "llama", "Q8_0", **sizes, vocab=288, context=256, rope_base=BASE, seed=7, width=HIDDEN
+        ),
     )
     file = read_gguf(plain)
     tensors = [TensorToWrite(t.name, t.kind, t.shape, [t.data]) for t in file.tensors.values()]
@@ -171,9 +187,6 @@ def with_rope(path: Path, factors: np.ndarray | None = None, **keys: Any) -> Any
     return load(path / "scaled.gguf")
 
 
-LONG = np.random.default_rng(6).integers(0, 250, 330)
-
-
 @pytest.mark.parametrize(
     ("factors", "keys"),
     [
@@ -184,7 +197,7 @@ LONG = np.random.default_rng(6).integers(0, 250, 330)
     ids=["by pair", "linear", "of old files"],
 )
 def test_scaled_angles(tmp_path: Path, factors: np.ndarray | None, keys: dict[str, Any]) -> None:
-    """At positions 0 and 1, in the middle and past 300."""
+    """At positions 0 and 1, in the middle and past the length that the model was trained for, 256."""
     model = with_rope(tmp_path, factors, **keys)
     right = logits(model.file, "llama", LONG, 4.0 if factors is None else factors)
     plain = logits(model.file, "llama", LONG)

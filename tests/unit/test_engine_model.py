@@ -31,6 +31,7 @@ from kvtrial.engine.gguf import (
     read_gguf,
     write_gguf,
 )
+from kvtrial.engine.synthetic import SYNTHETIC_KEY, ModelSizes, is_synthetic
 from kvtrial.engine.transformer import LOGITS_ROWS, Model, greedy
 
 DATA = Path(__file__).parent.parent / "data"
@@ -504,3 +505,23 @@ def test_a_file_without_a_tokenizer_has_as_many_tokens_as_rows():
     file = file_of(TINY[0])
     metadata = {k: v for k, v in file.metadata.items() if not k.startswith("tokenizer")}
     assert Model.from_gguf(dataclasses.replace(file, metadata=metadata)).config.vocab == 320
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("layers", "2"), ("q_heads", 0), ("head_dim", 0), ("ffn", 0), ("architecture", ["llama"])],
+)
+def test_a_model_that_is_made_has_sizes(name, value):
+    sizes = {
+        "architecture": "llama", "kind": "Q8_0", "layers": 1, "q_heads": 2, "kv_heads": 1,
+        "head_dim": 32, "ffn": 64, "vocab": 269, "context": 64, "rope_base": 1e4, "seed": 1,
+    }  # fmt: skip
+    with pytest.raises(InvalidArgument, match=rf"\b{name}\b.*(give|allowed)"):
+        ModelSizes(**{**sizes, name: value})
+
+
+@pytest.mark.parametrize("mark", [[], ["yes", "no"], "false", 1])
+def test_a_mark_of_another_kind_is_none(mark):
+    file = file_of("llama-tiny-q4_1")
+    marked = dataclasses.replace(file, metadata={**file.metadata, SYNTHETIC_KEY: mark})
+    assert is_synthetic(marked) is False

@@ -142,11 +142,11 @@ def test_the_median_stands_beside_and_names_the_arm_with_a_tail() -> None:
     ]
     found, cell = measured(tailed)
     contrast = found.contrast(cell, "K3", "K1")
-    assert contrast["median_ratio"] == pytest.approx(1.25)
-    low, high = contrast["ci95"]
-    assert low < contrast["ratio"] < high < 1.25
-    assert contrast["tail"] == "K3"
-    assert found.contrast(cell, "K1", "K3")["tail"] == "K3"
+    assert contrast.course.median_ratio == pytest.approx(1.25)
+    low, high = contrast.ci95
+    assert low < contrast.ratio < high < 1.25
+    assert contrast.course.tail == "K3"
+    assert found.contrast(cell, "K1", "K3").course.tail == "K3"
 
 
 @pytest.mark.parametrize("k3", [8.0, 10.0])
@@ -154,5 +154,5 @@ def test_where_the_two_agree_nobody_has_a_tail(k3: float) -> None:
     quiet = [{"K1": {0: 10.0, 1: 11.0}, "K3": {0: k3, 1: k3 * 1.1}} for _ in range(8)]
     found, cell = measured(quiet)
     contrast = found.contrast(cell, "K3", "K1")
-    assert contrast["tail"] is None
-    assert contrast["median_ratio"] == pytest.approx(contrast["ratio"])
+    assert contrast.course.tail is None
+    assert contrast.course.median_ratio == pytest.approx(contrast.ratio)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 import pytest
 
@@ -127,7 +126,10 @@ def test_flat_stores_say_what_they_lack():
 
 def test_options_of_a_paged_store():
     spec = StoreSpec(1, 1, 1, 8, budget_bytes=1 << 16)
-    with pytest.raises(InvalidArgument, match="'fp8'; allowed: fp16, fp16t, fp32, fp32t, int4p, int4rp, int84rp, int8p, q8_0"):
+    with pytest.raises(
+        InvalidArgument,
+        match="'fp8'; allowed: fp16, fp16t, fp32, fp32t, int4p, int4rp, int84rp, int8p, q8_0",
+    ):
         open_paged(spec, format="fp8")
     assert open_paged(spec).page_format == "fp32/head-major/P16/H1/D8"
     assert open_paged(spec, format="fp16t").page_format == "fp16t/head-major/P16/H1/D8"

@@ -111,9 +111,7 @@ def test_a_score_is_the_sum_of_its_integer_products(
     # One unit of a rounded query that lay half-way, and FP32.
     slack = step.max() * 8 * page.keys.steps.max() if "K" in page.turned else 0
     for row in range(tokens):
-        score = page.session.attend_partial(
-            0, page.q, 0.25, positions=(row, row + 1)
-        ).max
+        score = page.session.attend_partial(0, page.q, 0.25, positions=(row, row + 1)).max
         allowed = 1e-6 * np.abs(parts[:, row]).sum(axis=-1) + 1e-30 + slack
         assert (np.abs(score - parts[:, row].sum(axis=-1)) <= allowed).all()
 
@@ -185,7 +183,10 @@ def test_rows_without_content_are_zeros_where_a_page_leaves_the_pool(name: str) 
     assert pages[0] == pages[1]
 
 
-@pytest.mark.parametrize(("name", "limit"), [("K5T", 127 * 65520.0), ("K6N", 7 * 65520.0), ("K6", 28000.0), ("K7", 28000.0)])
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("K5T", 127 * 65520.0), ("K6N", 7 * 65520.0), ("K6", 28000.0), ("K7", 28000.0)],
+)
 def test_a_row_whose_step_no_half_holds_is_refused(name: str, limit: float) -> None:
     store = getattr(paged, name).open(StoreSpec(1, 1, 1, 256, budget_bytes=1 << 20))
     session = store.open_session()

@@ -73,9 +73,11 @@ def test_llama_goes_on_from_our_rows_as_from_its_own(filled, arm):
         own = context.eval([next_id]).copy()
         context.fill(np.asarray(snapshot.k), np.asarray(snapshot.v))
         restored = context.eval([next_id]).copy()
-    # llama.cpp quantises activations, so that its logits wander from ours by about a hundredth.
-    assert np.corrcoef(own, restored)[0, 1] > 0.999
-    assert np.corrcoef(own, ours)[0, 1] > 0.99
+    # llama.cpp quantises activations, so that its logits wander from ours by about a hundredth; in V of four bits
+    # that turns some numbers by a whole step.
+    coarse = 10 if programs.PEERS[arm].v_type == "q4_0" else 1
+    assert np.corrcoef(own, restored)[0, 1] > 1 - 0.001 * coarse
+    assert np.corrcoef(own, ours)[0, 1] > 1 - 0.01 * coarse
 
 
 @needs("llama_cpp")

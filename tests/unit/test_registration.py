@@ -1,15 +1,18 @@
-"""The protocol's types have the keys that its schema has, required and optional alike."""
+"""The protocol's types have the keys that its schema has, and its numbers are ones that a run can have."""
 
 from __future__ import annotations
 
+import copy
 import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from trial_events import REGISTERED as PROTOCOL
 
 from kvtrial import registration
+from kvtrial.run.protocol import ProtocolError, check
 
 SCHEMA = yaml.safe_load(
     (Path(__file__).parents[2] / "workflow/schemas/protocol.schema.yaml").read_text(
@@ -54,3 +57,22 @@ def test_keys_are_those_of_the_schema(name: str):
     assert kind.__required_keys__ | registered == set(part["required"])
     optional = kind.__optional_keys__ - registered - ADDED.get(kind, set())
     assert optional == set(part["properties"]) - set(part["required"])
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("decision", "adopt_lower_bound", float("nan"), "adopt_lower_bound: nan is no finite"),
+        ("rotation", "step_limit_s", float("inf"), "step_limit_s: inf is no finite"),
+        ("sampling", "half_width", 2**53 + 1, "half_width: 9007199254740993 is no finite"),
+        ("parity", "prompts", 10**18, "prompts: 1000000000000000000 is greater than the maximum"),
+    ],
+)
+def test_a_protocol_s_numbers_are_those_that_a_run_can_have(
+    section: str, key: str, value: Any, said: str
+) -> None:
+    """NaN lies within every bound; a decision makes a set of as many numbers as there are prompts."""
+    protocol = copy.deepcopy(PROTOCOL)
+    protocol[section][key] = value
+    with pytest.raises(ProtocolError, match=said):
+        check(protocol)

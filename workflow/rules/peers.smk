@@ -2,7 +2,7 @@ from kvtrial.measure.peers.programs import missing
 
 
 rule peers:
-    """Optional: llama.cpp, PyTorch and ONNX Runtime beside ours, in one run."""
+    """Optional: llama.cpp, PyTorch, ONNX Runtime and OpenVINO beside ours, in one run."""
     input:
         protocol=PROTOCOL,
         facts=BUILD,

@@ -281,8 +281,7 @@ def numbers_that_do_not_fit(trial: Trial) -> None:
                 np.isnan(back)
                 if np.isnan(number)
                 else (
-                    back == number
-                    or abs(back - number) <= trial.profile.storage_bound(k[0, 2])[30]
+                    back == number or abs(back - number) <= trial.profile.storage_bound(k[0, 2])[30]
                 )
             )
             require(near, f"{number!r} was stored as {back!r}")

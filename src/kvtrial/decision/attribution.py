@@ -56,7 +56,9 @@ def hypotheses(
                     if alone
                     else measured.unpaired((cell, end), (start_cell, start))
                 )
-                found.append({**row, "shape": shape, "metric": "m2/tokens_per_s", **ratio})
+                found.append(
+                    {**row, "shape": shape, "metric": "m2/tokens_per_s", **ratio.as_json()}
+                )
             for own in measured.shapes:
                 # Speed is time the other way up.
                 top = measured.attention_ms(start_cell, start, own)
@@ -66,7 +68,9 @@ def hypotheses(
                 blocks = rules["blocks"] if own == shape else rules["shape_blocks"]
                 plan = SamplingPlan.fixed(protocol, blocks)
                 ratio = contrast(top, bottom, plan) if alone else unpaired(top, bottom, confidence)
-                found.append({**row, "shape": own, "metric": "m1/attention_speed", **ratio})
+                found.append(
+                    {**row, "shape": own, "metric": "m1/attention_speed", **ratio.as_json()}
+                )
     return found
 
 
@@ -113,16 +117,16 @@ def direct_write(events: pd.DataFrame, trials: Judged, protocol: Protocol) -> di
             for arm, own in hashes[hashes["candidate"].isin([direct, append])].groupby("candidate")
         }
         speed = contrast_of(figures.log_speeds(blocks, direct, append), plan)
-        low = speed["ci95"][0] if speed["ratio"] is not None else None
+        low = None if speed.ci95 is None else speed.ci95[0]
         slots = rows[(rows["candidate"] == direct) & (rows["metric"] == "m2/by_slot")]["value"]
         row_bytes = rows[(rows["candidate"] == direct) & (rows["metric"] == "m2/row_bytes")][
             "value"
         ]
         found[name] = {
             "identical": len(sides) == 2 and sides[direct] == sides[append],
-            "speed": speed,
+            "speed": speed.as_json(),
             "non_inferior": low is not None
-            and speed["n_blocks"] >= plan.first
+            and speed.n_blocks >= plan.first
             and math.log(low) >= edge,
             "reserved_share": digits(float(slots.mean())) if len(slots) else None,
             "bytes_not_copied_per_token": digits(float(slots.mean() * row_bytes.median()))

@@ -61,16 +61,16 @@ def decide(events: pd.DataFrame, protocol: Protocol, attempts: dict[str, Any]) -
     }
     plan = SamplingPlan.fixed(protocol, protocol["cold"]["blocks"])
     ratio = contrast(times["Z1"], times["Z2"], plan)
-    result["z1_over_z2"] = ratio
-    if ratio["ratio"] is None:
-        return inconclusive(f"restore latency: {ratio['problem']}")
-    if ratio["n_blocks"] < plan.first:
-        return inconclusive(f"{ratio['n_blocks']} blocks; {plan.first} are registered")
-    adopted = "Z2" if ratio["ratio"] >= 1 else "Z1"
-    low, high = ratio["ci95"]
+    result["z1_over_z2"] = ratio.as_json()
+    if ratio.problem is not None:
+        return inconclusive(f"restore latency: {ratio.problem}")
+    if ratio.n_blocks < plan.first:
+        return inconclusive(f"{ratio.n_blocks} blocks; {plan.first} are registered")
+    times_as_long, low, high = ratio.said()
+    adopted = "Z2" if times_as_long >= 1 else "Z1"
     said = (
-        f"Z1 takes {ratio['ratio']:.2f} times Z2's time to restore {prefix:,} tokens, at equal durability "
-        f"({low:.2f} to {high:.2f}, {ratio['n_blocks']} blocks)"
+        f"Z1 takes {times_as_long:.2f} times Z2's time to restore {prefix:,} tokens, at equal durability "
+        f"({low:.2f} to {high:.2f}, {ratio.n_blocks} blocks)"
     )
     if low <= 1 <= high:
         said += "; the interval holds 1, so this is close to a tie"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,71 @@ def digits(value: float | None) -> float | None:
 def cell_key(cell: Cell) -> dict[str, Any]:
     """The columns that name a cell in a row of the verdict."""
     return {k: cell[k] for k in ("context", "sessions", "threads", "role")}
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a contrast's blocks went: for people, and nothing is voided by it.
+
+    Attributes
+    ----------
+    median_ratio : float or None
+        That of the rounds' own ratios.
+    tail : str or None
+        Where the median ratio lies outside of the interval: the arm whose slow steps move the total.
+    drift_p : float or None
+        Of a test of the paired difference for a slope over block order.
+    lag1 : float or None
+        Its autocorrelation.
+    """
+
+    median_ratio: float | None
+    tail: str | None
+    drift_p: float | None
+    lag1: float | None
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A ratio of two figures with its interval over blocks, or the reason why there is none.
+
+    Attributes
+    ----------
+    ratio : float or None
+    ci95 : (low, high) or None
+        Of the plan's confidence, or of the one that was asked for; a bound past the largest float is None.
+    n_blocks : int
+    problem : str or None
+        Why there is no ratio.
+    course : Course or None
+        Where it was asked for.
+    """
+
+    ratio: float | None
+    ci95: tuple[float | None, float | None] | None
+    n_blocks: int
+    problem: str | None = None
+    course: Course | None = None
+
+    @classmethod
+    def none(cls, problem: stats.Unusable) -> Contrast:
+        """One without numbers, with the reason."""
+        return cls(None, None, 0, str(problem))
+
+    def said(self) -> tuple[float, float, float]:
+        """Ratio and interval as numbers for a sentence; infinite where a bound is past the largest float."""
+        low, high = self.ci95 or (None, None)
+        return tuple(math.inf if x is None else x for x in (self.ratio, low, high))  # type: ignore[return-value]
+
+    def as_json(self) -> dict[str, Any]:
+        """What a row of verdict.json holds of it."""
+        return {
+            "ratio": self.ratio,
+            "ci95": None if self.ci95 is None else list(self.ci95),
+            "n_blocks": self.n_blocks,
+            **({} if self.problem is None else {"problem": self.problem}),
+            **({} if self.course is None else asdict(self.course)),
+        }
 
 
 class Layouts:
@@ -148,32 +214,27 @@ class Measured:
         own = own[(own["candidate"] == name) & (own["shape"] == shape)]
         return {int(b): float(v.median()) for b, v in own.groupby("block")["value"]}
 
-    def contrast(self, cell: Cell, top: str, bottom: str) -> dict[str, Any]:
-        """ratio top / bottom of tokens/s with its interval, or the reason why there is none.
-
-        ``median_ratio`` is that of the rounds' own ratios; where it lies outside of the interval, ``tail`` is
-        the arm whose slow steps move the total. ``drift_p`` tests the paired difference for a slope over block
-        order, ``lag1`` is its autocorrelation: both are for people and void nothing.
-        """
+    def contrast(self, cell: Cell, top: str, bottom: str) -> Contrast:
+        """ratio top / bottom of tokens/s with its interval and its course, or the reason why there is none."""
         try:
             logs = self.logs(cell, top, bottom)
         except stats.Unusable as problem:
-            return no_ratio(problem)
+            return Contrast.none(problem)
         found = interval_of(logs, self.plan(cell))
         medians = [b.median_log_speed(top, bottom) for b in self.blocks(cell).values()]
         median = float(np.mean([m for m in medians if m is not None]))
         _, low, high = (float(x) for x in self.plan(cell).bounds(logs))
         slack = self._protocol["decision"]["relative_slack"]
         tail = top if median > high + slack else bottom if median < low - slack else None
-        return {
-            **found,
-            "median_ratio": digits(stats.ratio_of(median)),
-            "tail": tail,
-            "drift_p": digits(stats.drift_p(logs, range(len(logs)))),
-            "lag1": digits(stats.lag1(logs)),
-        }
+        course = Course(
+            median_ratio=digits(stats.ratio_of(median)),
+            tail=tail,
+            drift_p=digits(stats.drift_p(logs, range(len(logs)))),
+            lag1=digits(stats.lag1(logs)),
+        )
+        return replace(found, course=course)
 
-    def unpaired(self, top: tuple[Cell, str], bottom: tuple[Cell, str]) -> dict[str, Any]:
+    def unpaired(self, top: tuple[Cell, str], bottom: tuple[Cell, str]) -> Contrast:
         """ratio top / bottom of tokens/s in two cells, whose processes differ, with Welch's interval."""
         confidence = self._protocol["decision"]["confidence"]
         return unpaired(self.tokens_per_s(*top), self.tokens_per_s(*bottom), confidence)
@@ -216,7 +277,10 @@ class Measured:
             return None, None
         logs = np.log(numbers)
         center = digits(math.exp(float(logs.mean())))
-        return center, interval_of(logs, self.plan(cell))["ci95"] if len(logs) > 1 else None
+        if len(logs) < 2:
+            return center, None
+        low, high = interval_of(logs, self.plan(cell)).ci95 or (None, None)
+        return center, [low, high]
 
 
 #: Metric → key of an arm's row: medians over everything.
@@ -246,47 +310,42 @@ def _rate(steps: list[float], sessions: int) -> float:
         return math.nan
 
 
-def interval_of(logs: Logs, plan: SamplingPlan, confidence: float | None = None) -> dict[str, Any]:
-    """``ratio``, ``ci95`` (of the plan's confidence, or of another) and ``n_blocks`` of log ratios.
-
-    A bound past the largest float is None.
-    """
+def interval_of(logs: Logs, plan: SamplingPlan, confidence: float | None = None) -> Contrast:
+    """The ratio of log ratios (n,), one a block, with its interval of the plan's confidence, or of another."""
     mean, low, high = (digits(stats.ratio_of(float(x))) for x in plan.bounds(logs, confidence))
-    return {"ratio": mean, "ci95": [low, high], "n_blocks": int(logs.size)}
+    return Contrast(mean, (low, high), int(logs.size))
 
 
-def contrast(top: dict[int, float], bottom: dict[int, float], plan: SamplingPlan) -> dict[str, Any]:
+def contrast(top: dict[int, float], bottom: dict[int, float], plan: SamplingPlan) -> Contrast:
     """ratio top / bottom of two figures by block with its interval, or the reason why there is none."""
     try:
         logs: Sequence[float] | Logs = []
         if top and bottom:
             logs = stats.paired_log_ratios(top, bottom)
     except stats.Unusable as problem:
-        return no_ratio(problem)
+        return Contrast.none(problem)
     return contrast_of(logs, plan)
 
 
-def contrast_of(logs: Sequence[float] | Logs, plan: SamplingPlan) -> dict[str, Any]:
+def contrast_of(logs: Sequence[float] | Logs, plan: SamplingPlan) -> Contrast:
     """The ratio of log ratios (n,), one a block, with its interval, or the reason why there is none."""
     try:
         if len(logs) == 0:
             raise stats.InsufficientData("no valid blocks")
         return interval_of(stats.check(logs), plan)
     except stats.Unusable as problem:
-        return no_ratio(problem)
+        return Contrast.none(problem)
 
 
-def unpaired(top: dict[int, float], bottom: dict[int, float], confidence: float) -> dict[str, Any]:
+def unpaired(top: dict[int, float], bottom: dict[int, float], confidence: float) -> Contrast:
     """ratio top / bottom of two conditions that share no process, with Welch's interval."""
     try:
         interval = stats.welch_interval(_logs(top), _logs(bottom), confidence)
     except stats.Unusable as problem:
-        return no_ratio(problem)
-    return {
-        "ratio": digits(interval.ratio),
-        "ci95": [digits(interval.low), digits(interval.high)],
-        "n_blocks": interval.n,
-    }
+        return Contrast.none(problem)
+    return Contrast(
+        digits(interval.ratio), (digits(interval.low), digits(interval.high)), interval.n
+    )
 
 
 def _logs(values: dict[int, float]) -> Logs:
@@ -294,8 +353,3 @@ def _logs(values: dict[int, float]) -> Logs:
     if not (np.isfinite(numbers).all() and (numbers > 0).all()):
         raise stats.NonFinite("a block has a value that is no positive number")
     return np.log(numbers)
-
-
-def no_ratio(problem: stats.Unusable) -> dict[str, Any]:
-    """A contrast without numbers, with the reason."""
-    return {"ratio": None, "ci95": None, "n_blocks": 0, "problem": str(problem)}

@@ -5,6 +5,7 @@ The registration says who is which; as it comes, Rust challenges Cython.
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -13,14 +14,48 @@ from typing import Any
 import numpy as np
 
 from kvtrial.decision import labels, rule, stats
-from kvtrial.decision.contrasts import Layouts, Measured, interval_of
+from kvtrial.decision.contrasts import Contrast, Layouts, Measured, interval_of
 from kvtrial.decision.eligibility import Reasons
 from kvtrial.measure.plan import Bounds
-from kvtrial.registration import Decision, Protocol
+from kvtrial.registration import Cell, Decision, Protocol
 
-ADOPT, KEEP, INCONCLUSIVE = "ADOPT", "KEEP", "INCONCLUSIVE"
-#: Kinds of KEEP.
-RULED_OUT, NOT_SHOWN = "ruled out", "not shown"
+
+class Outcome(enum.StrEnum):
+    """What is answered; verdict.json holds the value."""
+
+    ADOPT = "ADOPT"
+    KEEP = "KEEP"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+ADOPT, KEEP, INCONCLUSIVE = Outcome
+
+
+class Kept(enum.StrEnum):
+    """Kinds of KEEP: what is known of the gain that would adopt."""
+
+    RULED_OUT = "ruled out"
+    NOT_SHOWN = "not shown"
+
+
+RULED_OUT, NOT_SHOWN = Kept
+
+
+@dataclass(frozen=True)
+class Against:
+    """The challenger's contrast with one incumbent in the primary cell."""
+
+    incumbent: str
+    layouts_differ: bool
+    contrast: Contrast
+
+    def as_json(self) -> dict[str, Any]:
+        """What verdict.json holds."""
+        return {
+            "incumbent": self.incumbent,
+            "layouts_differ": self.layouts_differ,
+            **self.contrast.as_json(),
+        }
 
 
 @dataclass(frozen=True)
@@ -29,10 +64,9 @@ class Answer:
 
     Attributes
     ----------
-    outcome : str
-        ADOPT, KEEP or INCONCLUSIVE.
-    kind : str or None
-        Of a KEEP for which a challenger was tested: `RULED_OUT` or `NOT_SHOWN`.
+    outcome : Outcome
+    kind : Kept or None
+        Of a KEEP for which a challenger was tested.
     adopted : str or None
         The FP32 store to run.
     reference : str or None
@@ -41,28 +75,32 @@ class Answer:
         Not to be loaded as a runtime store any more.
     challenger : str or None
         The one that was tested.
-    against : tuple of dict
-        Its contrast with every incumbent in the primary cell.
+    against : tuple of Against
+        Its contrasts, one with every incumbent.
     equal : bool
         Challenger and reference are equal within the registered regression, by the whole interval.
     more_blocks : int or None
         Where it is not shown: about how many more blocks of the primary cell would tell.
     """
 
-    outcome: str
+    outcome: Outcome
     reason: str
-    kind: str | None = None
+    kind: Kept | None = None
     adopted: str | None = None
     reference: str | None = None
     retired: tuple[str, ...] = ()
     challenger: str | None = None
-    against: tuple[dict[str, Any], ...] = ()
+    against: tuple[Against, ...] = ()
     equal: bool = False
     more_blocks: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What verdict.json holds."""
-        return {**vars(self), "retired": list(self.retired), "against": list(self.against)}
+        return {
+            **vars(self),
+            "retired": list(self.retired),
+            "against": [one.as_json() for one in self.against],
+        }
 
 
 def decide(
@@ -188,11 +226,7 @@ def _test(
     plan = measured.plan(cells[0])
     logs = {name: measured.logs(cells[0], challenger, name) for name in incumbents}
     against = tuple(
-        {
-            "incumbent": name,
-            "layouts_differ": layouts.differ(challenger, name),
-            **interval_of(own, plan),
-        }
+        Against(name, layouts.differ(challenger, name), interval_of(own, plan))
         for name, own in logs.items()
     )
     tested = Answer(KEEP, "", challenger=challenger, against=against)
@@ -224,11 +258,10 @@ def _test(
     worst = int(primary.low.argmin())
     name = incumbents[worst]
     note = labels.LAYOUTS_DIFFER if layouts.differ(challenger, name) else ""
-    shown = against[worst]
-    low, high = shown["ci95"]
+    ratio, low, high = against[worst].contrast.said()
     said = [
-        f"{challenger} runs at {shown['ratio']:.3f}x the speed of {name}{note} at {cells[0]['context']} "
-        f"positions (95% interval {low:.3f} to {high:.3f}, {shown['n_blocks']} blocks)"
+        f"{challenger} runs at {ratio:.3f}x the speed of {name}{note} at {cells[0]['context']} "
+        f"positions (95% interval {low:.3f} to {high:.3f}, {len(logs[name])} blocks)"
     ]
     out = [n for i, n in enumerate(incumbents) if primary.high[i] < reached]
     if out or veto_said:
@@ -254,7 +287,7 @@ def _test(
     return replace(tested, kind=kind, more_blocks=more, equal=equal, reason="; ".join(said))
 
 
-def _equal(measured: Measured, cell: Any, challenger: str, stays: str, decision: Decision) -> bool:
+def _equal(measured: Measured, cell: Cell, challenger: str, stays: str, decision: Decision) -> bool:
     own = measured.plan(cell).bounds(measured.logs(cell, challenger, stays))
     within = math.log1p(decision["veto_regression"]) + decision["relative_slack"]
     return bool(own.low >= rule.worst_allowed(decision) and own.high <= within)

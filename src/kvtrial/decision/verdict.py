@@ -41,13 +41,13 @@ from kvtrial.decision import (
     validity,
 )
 from kvtrial.decision.contrasts import Layouts, Measured, cell_key
-from kvtrial.decision.language import ADOPT, INCONCLUSIVE, KEEP
+from kvtrial.decision.language import ADOPT, INCONCLUSIVE, KEEP, Outcome
 from kvtrial.measure.plan import cell_name
 from kvtrial.registration import Protocol
 from kvtrial.run import protocol as registration
 from kvtrial.run.events import COLUMNS
 
-__all__ = ["ADOPT", "INCONCLUSIVE", "KEEP", "MixedProtocol", "Verdict", "decide"]
+__all__ = ["ADOPT", "INCONCLUSIVE", "KEEP", "MixedProtocol", "Outcome", "Verdict", "decide"]
 
 #: Stages without whose complete attempt no question about the hot tier can be decided.
 NEEDED = ("conformance", "parity", "m1", "aa", "m2")
@@ -69,9 +69,9 @@ class Verdict:
         return self.data["run"]["store"]
 
     @property
-    def outcome(self) -> str:
-        """ADOPT, KEEP or INCONCLUSIVE: the answer about the language."""
-        return str(self.data["language"]["outcome"])
+    def outcome(self) -> Outcome:
+        """The answer about the language."""
+        return Outcome(self.data["language"]["outcome"])
 
     @property
     def decided(self) -> bool:
@@ -133,7 +133,7 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
         "protocol": protocol["name"],
         "run": running.decide(
             measured, reasons, quality_result, hot, layouts, profile_of, protocol, open_because
-        ),
+        ).as_json(),
         "language": hot.as_json(),
         "cold": cold.decide(chosen, protocol, attempts),
         "arms": [
@@ -143,7 +143,7 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
             if (arm := measured.arm(cell, name)) is not None
         ],
         "contrasts": _contrasts(measured, layouts, protocol),
-        "known_answers": known,
+        "known_answers": known.as_json(),
         "error_rates": error_rates.of_run(
             measured,
             trials,
@@ -213,7 +213,7 @@ def _open(
     attempts: dict[str, Any],
     trials: validity.Judged,
     measured: Measured,
-    known: dict[str, Any],
+    known: known_answers.KnownAnswers,
     protocol: Protocol,
 ) -> str | None:
     """Why no question about the hot tier can be decided, or None."""
@@ -228,8 +228,7 @@ def _open(
     for cell in rule.judged_cells(protocol):
         if (why := measured.short(cell)) is not None:
             return f"context {cell['context']} can't be decided: {why}"
-    fault: str | None = known["fault"]
-    return fault
+    return known.fault
 
 
 def _contrasts(measured: Measured, layouts: Layouts, protocol: Protocol) -> list[dict[str, Any]]:
@@ -245,7 +244,7 @@ def _contrasts(measured: Measured, layouts: Layouts, protocol: Protocol) -> list
             "incumbent": incumbent,
             "layouts_differ": layouts.differ(challenger, incumbent),
             **cell_key(cell),
-            **measured.contrast(cell, challenger, incumbent),
+            **measured.contrast(cell, challenger, incumbent).as_json(),
         }
         for challenger, incumbent in pairs
         for cell in measured.cells

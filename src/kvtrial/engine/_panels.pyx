@@ -23,11 +23,12 @@ cdef extern from "unpacked.h" nogil:
     ctypedef struct Unpacked "kv_unpacked":
         int panels
         void (*unpack)(
-            const uint8_t* first, const uint8_t* second, Py_ssize_t units, uint8_t* bytes, float* heads
+            const uint8_t* first, const uint8_t* second, Py_ssize_t units, uint8_t* bytes,
+            float* heads
         ) noexcept nogil
         void (*dot)(
-            const uint8_t* bytes, const float* heads, const int8_t* x, const float* pairs, const float* halves,
-            Py_ssize_t units, float* sums
+            const uint8_t* bytes, const float* heads, const int8_t* x, const float* pairs,
+            const float* halves, Py_ssize_t units, float* sums
         ) noexcept nogil
     const Unpacked* UNPACKED "kv_unpacked_forms"
 

@@ -1,8 +1,8 @@
 """Weights, and products with them.
 
-A `Matrix` stays quantised: it is packed once, from whatever kind the file has (units.h), into panels of eight
-rows in one of five forms (panels.h), and no weight moves. F16 and F32 stay as they lie in the file, BF16 becomes
-F32. `dequantise` writes rows as float32 (embedding rows, GEMM tiles of
+A `Matrix` stays quantised: it is packed once, from whatever kind the file has (units.h), into panels of
+eight rows in one of five forms (panels.h), and no weight moves. F16 and F32 stay as they lie in the file,
+BF16 becomes F32. `dequantise` writes rows as float32 (embedding rows, GEMM tiles of
 the prefill); the decode multiplies the weights directly, with float32 activations or with activations
 quantised per block of 32 to int8. Eight rows are summed at a time; a row's sum is made in one order
 whatever the number of threads or the batch, so results are bitwise the same.
@@ -268,8 +268,9 @@ cdef class Activations:
 
 
 cdef void quantise_unit(const float* x, int8_t* out, float* pair, float* halves) noexcept nogil:
-    """A unit (32,) as bytes; pair: OUT scale, scale * sum of the bytes; halves: OUT scale * sum of 16 bytes each.
-    A value that is not finite makes the scale NaN, so that it surfaces in every logit instead of as a wrong number."""
+    """A unit (32,) as bytes; pair: OUT scale, scale * sum of the bytes; halves: OUT scale * sum of 16 bytes
+    each. A value that is not finite makes the scale NaN, so that it surfaces in every logit instead of as a
+    wrong number."""
     cdef q_f32x8 a, largest = q_set(0), spread = q_set(0)
     cdef float peak, scale, inverse
     cdef int i
@@ -372,8 +373,8 @@ cdef class Matrix:
             raise ValueError(f"{name} has kind {kind!r}; allowed: F32, F16, BF16, {', '.join(names)}")
         if rows < 1 or cols < 1 or cols % unit:
             raise ValueError(
-                f"{name} has shape ({rows}, {cols}); {kind} needs at least one row, and rows of whole blocks "
-                f"of {unit}"
+                f"{name} has shape ({rows}, {cols}); {kind} needs at least one row, and rows of whole "
+                f"blocks of {unit}"
             )
         if blocks == NULL:
             in_file = cols * (4 if kind == "F32" else 2)
@@ -392,8 +393,8 @@ cdef class Matrix:
         self.data = &self._bytes[0]
 
     cdef object _copied(self, const uint8_t[::1] data, Py_ssize_t file_row_bytes, object room, int threads):
-        """A file's rows in memory of one's own, blocks as panels: a file that is written to or cut while its map
-        is read would change the weights, or end the process by SIGBUS."""
+        """A file's rows in memory of one's own, blocks as panels: a file that is written to or cut while its
+        map is read would change the weights, or end the process by SIGBUS."""
         cdef Py_ssize_t nbytes = packed_nbytes(self.kind, self.rows, self.cols)
         cdef uint8_t[::1] packed = np.empty(nbytes, np.uint8) if room is None else room
         cdef const Kind* blocks = _kind_of(self.kind)

@@ -60,12 +60,14 @@ class ModelSizes:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        """`InvalidArgument` for a family or format that is not made, and for too small a vocabulary."""
+        """`InvalidArgument` for a family or format that is not made, and for a size that no model has."""
         for name, allowed in (("architecture", ARCHITECTURES), ("kind", _KINDS)):
-            if getattr(self, name) not in allowed:
+            if getattr(self, name) not in list(allowed):
                 raise InvalidArgument(
                     f"{name} is {shown(getattr(self, name))}; allowed: {', '.join(allowed)}"
                 )
+        for name in ("layers", "q_heads", "kv_heads", "head_dim", "ffn", "context"):
+            integer(getattr(self, name), name, 1)
         integer(self.vocab, "vocab", _LEAST_VOCAB)
         integer(self.seed, "seed", 0)
         for name in ("hidden", "ffn", "q_rows"):

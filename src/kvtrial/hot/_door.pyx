@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t
 
 import numpy as np
 
-from kvtrial.contract import InvalidArgument, OutOfRange, shown
+from kvtrial.contract import InvalidArgument, OutOfRange, PoolExhausted, shown
 
 cnp.import_array()
 
@@ -111,6 +111,22 @@ cdef float *floats(
         f"{name} is {got}; give float32 {want}, C-contiguous and aligned"
         + (", writable" if writable else "")
     )
+
+
+cdef object restored_rows(object valid, int64_t layers):
+    """Which rows a restore will fill, bool (L, rows), C-contiguous."""
+    if (
+        not isinstance(valid, np.ndarray) or valid.dtype != np.bool_ or valid.ndim != 2
+        or valid.shape[0] != layers
+    ):
+        raise InvalidArgument(f"valid is {shown(valid)}; give bool of shape ({layers}, rows)")
+    try:
+        return np.ascontiguousarray(valid)
+    except MemoryError:
+        raise PoolExhausted(
+            f"valid has {valid.shape[1]} rows, and this machine has no memory to look at them; allowed: as "
+            "many as the pool has"
+        ) from None
 
 
 cdef int64_t block_rows(object q) except -1:

@@ -47,7 +47,7 @@ from kvtrial.hot._quants cimport (
     sums,
 )
 from kvtrial.hot._rotation cimport rotate
-from kvtrial.hot._simd cimport LANES, kv_load, kv_lowest_bit, kv_mul, kv_splat, kv_store_int16
+from kvtrial.hot._simd cimport LANES, kv_load, kv_lowest_bit, kv_mul, kv_store_int16
 from kvtrial.hot._tile cimport ROWS, Tile, ask_for, hide, soften, tile_fn, walk
 
 
@@ -166,16 +166,15 @@ cdef inline void multiply_block(
     Tile *tile, const Panel *panel, int32_t head, int32_t first, int32_t vectors, int32_t heads,
     bint scores, code_t code,
 ) noexcept nogil:
-    """The panel's product for heads from ``head`` and column vectors from ``first`` on, constants as inlined."""
+    """The panel's product for heads from ``head`` and column vectors from ``first`` on."""
     cdef Sums s
-    cdef int32_t each = 2 if code_t is int8_t else 4, i
-    cdef int32_t deep = 2 if code_t is int8_t else 8
+    cdef int32_t each = 2 if code_t is int8_t else 4, _
     cdef const unsigned char *at = panel.codes + first * LANES * each
     cdef const unsigned char *factors = panel.factors + head * panel.factors_apart
     cdef int64_t apart = panel.factors_apart, row = panel.columns * each
     cdef int64_t pace = panel.pace * heads * vectors >> PACE_BITS
     s.a0 = s.a1 = s.b0 = s.b1 = s.c0 = s.c1 = s.d0 = s.d1 = s.e0 = s.e1 = q_no_sums()
-    for i in range(panel.depth // 8):
+    for _ in range(panel.depth // 8):
         ask_for(tile, pace)
         if code_t is int8_t:
             add_depth(at, factors, apart, &s, vectors, heads, code)
@@ -350,7 +349,7 @@ cdef inline void attend_tile(
     cdef Panel panel
     cdef int64_t tokens = tile.tokens, dim = tile.dim, padded = blocks_of(tile.dim) * BLOCK
     cdef int64_t key_bits = 8 if code_t is int8_t else 4, bits = 8 if value_t is int8_t else 4
-    cdef int32_t block, blocks = <int32_t>blocks_of(dim), part, first, rows
+    cdef int32_t block, blocks = <int32_t>blocks_of(dim), part, first, rows, _
     cdef uint64_t mask
     cdef const unsigned char *v = tile.k + tile_bytes(tokens, dim, <int>key_bits)
     memset(scores, 0, tile.group * ROWS * sizeof(float))
@@ -362,7 +361,7 @@ cdef inline void attend_tile(
     panel.codes, panel.scales = tile.k, tile.k + panel_bytes(tokens, dim, <int>key_bits)
     panel.factors = <const unsigned char *>tile.q + tile.first_query * panel.factors_apart
     panel.steps = tile.q_scales + tile.first_query * panel.steps_apart
-    for block in range(blocks):
+    for _ in range(blocks):
         multiply(tile, &panel, <int32_t>tokens // LANES, True, key)
         panel.codes += panel_bytes(tokens, BLOCK, <int>key_bits)
         panel.scales += 2 * tokens

@@ -37,6 +37,7 @@ from kvtrial.hot._door cimport (
     int64_positions,
     integer,
     layer_index,
+    restored_rows,
 )
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE, KV_SPAN_SLOTS, kv_span, kv_span_fn
 from kvtrial.hot._memory cimport Memory
@@ -488,14 +489,7 @@ cdef class PagedSession:
         """Take pages for the rows marked in valid (L, rows); writable views of each, by layer."""
         cdef PagePool pool = self.pool()
         cdef int64_t lay, i, rows
-        if (
-            not isinstance(valid, np.ndarray) or valid.dtype != np.bool_ or valid.ndim != 2
-            or valid.shape[0] != self.store.layers
-        ):
-            raise InvalidArgument(
-                f"valid is {valid!r}; give bool of shape ({self.store.layers}, rows)"
-            )
-        bits = np.ascontiguousarray(valid)
+        bits = restored_rows(valid, self.store.layers)
         rows = bits.shape[1]
         pool.begin_restore(self.slot, <const unsigned char *>cnp.PyArray_DATA(bits), rows)
         return [

@@ -11,9 +11,9 @@ cdef inline int64_t rotation_block(int64_t dim) noexcept nogil:
 
 cdef inline void mix(float *row, int64_t dim, int64_t half) noexcept nogil:
     """Sums and differences of elements that are ``half`` apart."""
-    cdef int64_t pair, i
+    cdef int64_t _, i
     cdef float x, y
-    for pair in range(dim // (2 * half)):
+    for _ in range(dim // (2 * half)):
         for i in range(half):
             x, y = row[i], row[i + half]
             row[i], row[i + half] = x + y, x - y

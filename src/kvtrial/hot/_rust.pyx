@@ -36,6 +36,7 @@ from kvtrial.hot._door cimport (
     floats,
     int64_positions,
     integer,
+    restored_rows,
 )
 from kvtrial.hot._kernel cimport KV_KERNEL_CAPSULE
 from kvtrial.hot._native cimport *
@@ -431,17 +432,19 @@ cdef class RustSession:
 
     def valid(self, layer):
         """bool (length - base_position,): True where a row is valid."""
-        bits = np.empty(self.length(layer) - self.store.base, np.bool_)
+        cdef int64_t lay = integer(layer, "layer")
+        bits = np.empty(self.length(lay) - self.store.base, np.bool_)
         cdef uint8_t *at = <uint8_t *>cnp.PyArray_DATA(bits)
-        check(kvn_valid(self.store.native(), self.handle, layer, at, self.fault), self.fault)
+        check(kvn_valid(self.store.native(), self.handle, lay, at, self.fault), self.fault)
         return bits
 
     def page_table(self, layer):
         """The layer's page ids, int32, from base_position on, and its length."""
-        cdef int64_t length = self.length(layer), tokens = self.store.page_tokens
+        cdef int64_t lay = integer(layer, "layer")
+        cdef int64_t length = self.length(lay), tokens = self.store.page_tokens
         ids = np.empty((length - self.store.base + tokens - 1) // tokens, np.int32)
         cdef int32_t *at = <int32_t *>cnp.PyArray_DATA(ids)
-        check(kvn_page_table(self.store.native(), self.handle, layer, at, self.fault), self.fault)
+        check(kvn_page_table(self.store.native(), self.handle, lay, at, self.fault), self.fault)
         return PageTable(ids, length)
 
     # Branches and the ways back -------------------------------------------------------------------
@@ -500,12 +503,7 @@ cdef class RustSession:
         """Take pages for the rows marked in valid (L, rows); writable views of each, by layer."""
         cdef kvn_store *native = self.store.native()
         layers = self.store.spec.layers
-        if (
-            not isinstance(valid, np.ndarray) or valid.dtype != np.bool_ or valid.ndim != 2
-            or valid.shape[0] != layers
-        ):
-            raise InvalidArgument(f"valid is {valid!r}; give bool of shape ({layers}, rows)")
-        bits = np.ascontiguousarray(valid)
+        bits = restored_rows(valid, layers)
         cdef int64_t rows = bits.shape[1], pages
         cdef const uint8_t *at = <const uint8_t *>cnp.PyArray_DATA(bits)
         check(kvn_begin_restore(native, self.handle, at, rows, self.fault), self.fault)

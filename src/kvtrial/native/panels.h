@@ -53,20 +53,21 @@ typedef struct {
 
 static inline void kv_put_half(uint8_t *at, int r, uint16_t bits) { memcpy(at + 2 * r, &bits, 2); }
 
-static inline void kv_put_nibbles(const kv_unit *unit, int r, uint8_t *vectors)
+static inline void kv_put_nibbles(const kv_unit *restrict unit, int r, uint8_t *restrict vectors)
 {
+    uint8_t both[16];
+    kv_store_sixteen(both, (kv_load_sixteen(unit->codes) & 15) | kv_load_sixteen(unit->codes + 16) << 4);
     for (int s = 0; s < 4; s++)
-        for (int i = 0; i < 4; i++)
-            vectors[32 * s + 4 * r + i] = (unit->codes[4 * s + i] & 15) | (unit->codes[16 + 4 * s + i] & 15) << 4;
+        memcpy(vectors + 32 * s + 4 * r, both + 4 * s, 4);
 }
 
-static inline void kv_put_bytes(const kv_unit *unit, int r, uint8_t *vectors)
+static inline void kv_put_bytes(const kv_unit *restrict unit, int r, uint8_t *restrict vectors)
 {
     for (int s = 0; s < 8; s++)
         memcpy(vectors + 32 * s + 4 * r, unit->codes + 4 * s, 4);
 }
 
-static void kv_put_q4_1(const kv_unit *unit, ptrdiff_t u, int r, uint8_t *panel)
+static void kv_put_q4_1(const kv_unit *restrict unit, ptrdiff_t u, int r, uint8_t *restrict panel)
 {
     uint8_t *at = panel + u * KV_PANEL_ROWS * KV_Q4_1_BYTES;
     kv_put_half(at, r, unit->scale);
@@ -74,7 +75,7 @@ static void kv_put_q4_1(const kv_unit *unit, ptrdiff_t u, int r, uint8_t *panel)
     kv_put_nibbles(unit, r, at + 32);
 }
 
-static void kv_put_q8_0(const kv_unit *unit, ptrdiff_t u, int r, uint8_t *panel)
+static void kv_put_q8_0(const kv_unit *restrict unit, ptrdiff_t u, int r, uint8_t *restrict panel)
 {
     uint8_t *at = panel + u * KV_PANEL_ROWS * KV_Q8_0_BYTES;
     kv_put_half(at, r, unit->scale);
@@ -82,7 +83,7 @@ static void kv_put_q8_0(const kv_unit *unit, ptrdiff_t u, int r, uint8_t *panel)
 }
 
 #define KV_S4_UNIT 144 /* of eight rows, behind 32 bytes of a super-block's */
-static void kv_put_s4(const kv_unit *unit, ptrdiff_t u, int r, uint8_t *panel)
+static void kv_put_s4(const kv_unit *restrict unit, ptrdiff_t u, int r, uint8_t *restrict panel)
 {
     uint8_t *super = panel + u / KV_SUPER_UNITS * KV_PANEL_ROWS * KV_S4_BYTES;
     uint8_t *at = super + 32 + u % KV_SUPER_UNITS * KV_S4_UNIT;
@@ -93,7 +94,7 @@ static void kv_put_s4(const kv_unit *unit, ptrdiff_t u, int r, uint8_t *panel)
     kv_put_nibbles(unit, r, at + 16);
 }
 
-static void kv_put_s6(const kv_unit *unit, ptrdiff_t u, int r, uint8_t *panel)
+static void kv_put_s6(const kv_unit *restrict unit, ptrdiff_t u, int r, uint8_t *restrict panel)
 {
     uint8_t *at = panel + u * KV_PANEL_ROWS * KV_S6_BYTES, *high = at + 64 + 128;
     kv_put_half(at, r, unit->scale);
@@ -103,14 +104,15 @@ static void kv_put_s6(const kv_unit *unit, ptrdiff_t u, int r, uint8_t *panel)
         at[48 + 8 * h + r] = (uint8_t)unit->offsets[h];
     }
     kv_put_nibbles(unit, r, at + 64);
-    for (int h = 0; h < 2; h++)
-        for (int i = 0; i < 4; i++) {
-            const int8_t *codes = unit->codes + 16 * h + i;
-            high[32 * h + 4 * r + i] = codes[0] >> 4 | codes[4] >> 4 << 2 | codes[8] >> 4 << 4 | codes[12] >> 4 << 6;
-        }
+    for (int h = 0; h < 2; h++) { /* bits 4 and 5 of four codes at a time */
+        uint32_t w[4], bits;
+        memcpy(w, unit->codes + 16 * h, 16);
+        bits = (w[0] >> 4 & 0x03030303) | (w[1] >> 2 & 0x0C0C0C0C) | (w[2] & 0x30303030) | (w[3] << 2 & 0xC0C0C0C0);
+        memcpy(high + 32 * h + 4 * r, &bits, 4);
+    }
 }
 
-static void kv_put_s8(const kv_unit *unit, ptrdiff_t u, int r, uint8_t *panel)
+static void kv_put_s8(const kv_unit *restrict unit, ptrdiff_t u, int r, uint8_t *restrict panel)
 {
     uint8_t *at = panel + u * KV_PANEL_ROWS * KV_S8_BYTES;
     kv_put_half(at, r, unit->scale);

@@ -21,7 +21,7 @@ typedef struct {
 } kv_unit;
 
 /* Unit u of a row of blocks. */
-typedef void (*kv_read_fn)(const uint8_t *row, ptrdiff_t u, kv_unit *unit);
+typedef void (*kv_read_fn)(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit);
 
 static inline uint16_t kv_half_bits(const uint8_t *at)
 {
@@ -46,20 +46,44 @@ static inline void kv_whole(kv_unit *unit, uint16_t scale, uint16_t offset)
     unit->scales[0] = unit->scales[1] = unit->offsets[0] = unit->offsets[1] = 1;
 }
 
+/* Sixteen bytes at a time, of any alignment, in every instruction set. */
+typedef uint8_t kv_sixteen __attribute__((vector_size(16)));
+
+static inline kv_sixteen kv_load_sixteen(const void *at)
+{
+    kv_sixteen v;
+    memcpy(&v, at, 16);
+    return v;
+}
+static inline void kv_store_sixteen(void *at, kv_sixteen v) { memcpy(at, &v, 16); }
+
+/* Bits from `shift` on of 16 bytes, as many as `mask` has: what a word's shift brings in from a neighbour is masked. */
+static inline kv_sixteen kv_field(const uint8_t *at, int shift, uint32_t mask)
+{
+    typedef uint32_t words __attribute__((vector_size(16)));
+    words v;
+    memcpy(&v, at, 16);
+    return (kv_sixteen)(v >> (uint32_t)shift & mask * 0x01010101u);
+}
+
 /* Low nibbles of 16 bytes, then their high ones. */
 static inline void kv_nibbles(const uint8_t *at, int8_t *codes)
 {
-    for (int i = 0; i < 16; i++) {
-        codes[i] = at[i] & 15;
-        codes[16 + i] = at[i] >> 4;
-    }
+    kv_sixteen both = kv_load_sixteen(at);
+    kv_store_sixteen(codes, both & 15);
+    kv_store_sixteen(codes + 16, both >> 4);
 }
 
-/* Bit i of four bytes to code i. */
+/* Bit i of four bytes to code i, eight codes at a time: each byte keeps its own bit, which is carried to its top. */
 static inline void kv_fifth_bits(const uint8_t *at, int8_t *codes)
 {
-    for (int i = 0; i < KV_BLOCK; i++)
-        codes[i] |= (at[i / 8] >> i % 8 & 1) << 4;
+    for (int i = 0; i < 4; i++) {
+        uint64_t eight, bits = at[i] * 0x0101010101010101u & 0x8040201008040201u;
+        bits = (bits + 0x7F7F7F7F7F7F7F7Fu) >> 7 & 0x0101010101010101u;
+        memcpy(&eight, codes + 8 * i, 8);
+        eight |= bits << 4;
+        memcpy(codes + 8 * i, &eight, 8);
+    }
 }
 
 static const int8_t kv_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -72,21 +96,21 @@ static inline void kv_look_up(int8_t *codes)
 
 /* ---- blocks of 32 */
 
-static void kv_read_q4_0(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q4_0(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 18 * u;
     kv_whole(unit, kv_half_bits(block), kv_half_minus_shifted(kv_half_bits(block), 3));
     kv_nibbles(block + 2, unit->codes);
 }
 
-static void kv_read_q4_1(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q4_1(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 20 * u;
     kv_whole(unit, kv_half_bits(block), kv_half_bits(block + 2));
     kv_nibbles(block + 4, unit->codes);
 }
 
-static void kv_read_q5_0(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q5_0(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 22 * u;
     kv_whole(unit, kv_half_bits(block), 0);
@@ -96,7 +120,7 @@ static void kv_read_q5_0(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
         unit->codes[i] -= 16;
 }
 
-static void kv_read_q5_1(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q5_1(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 24 * u;
     kv_whole(unit, kv_half_bits(block), kv_half_bits(block + 2));
@@ -104,14 +128,14 @@ static void kv_read_q5_1(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
     kv_fifth_bits(block + 4, unit->codes);
 }
 
-static void kv_read_q8_0(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q8_0(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 34 * u;
     kv_whole(unit, kv_half_bits(block), 0);
     memcpy(unit->codes, block + 2, KV_BLOCK);
 }
 
-static void kv_read_iq4_nl(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_iq4_nl(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 18 * u;
     kv_whole(unit, kv_half_bits(block), 0);
@@ -121,7 +145,7 @@ static void kv_read_iq4_nl(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
 
 /* ---- super-blocks of 256: u is a unit of the row, j one of its super-block */
 
-static void kv_read_q2_k(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q2_k(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 84 * (u / KV_SUPER_UNITS);
     int j = u % KV_SUPER_UNITS;
@@ -131,12 +155,12 @@ static void kv_read_q2_k(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
         unit->scales[h] = block[2 * j + h] & 15;
         unit->offsets[h] = block[2 * j + h] >> 4;
     }
-    for (int i = 0; i < KV_BLOCK; i++)
-        unit->codes[i] = block[16 + 32 * (j / 4) + i] >> 2 * (j % 4) & 3;
+    for (int i = 0; i < KV_BLOCK; i += 16)
+        kv_store_sixteen(unit->codes + i, kv_field(block + 16 + 32 * (j / 4) + i, 2 * (j % 4), 3));
 }
 
 /* (q - 4) d is q d + offset, as in Q4_0. */
-static void kv_read_q3_k(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q3_k(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 110 * (u / KV_SUPER_UNITS), *s = block + 96;
     int j = u % KV_SUPER_UNITS;
@@ -146,8 +170,9 @@ static void kv_read_q3_k(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
         int k = 2 * j + h, low = k < 8 ? s[k] & 15 : s[k - 8] >> 4, high = s[8 + k % 4] >> 2 * (k / 4) & 3;
         unit->scales[h] = unit->offsets[h] = (int8_t)((low | high << 4) - 32);
     }
-    for (int i = 0; i < KV_BLOCK; i++)
-        unit->codes[i] = (block[32 + 32 * (j / 4) + i] >> 2 * (j % 4) & 3) | (block[i] >> j & 1) << 2;
+    for (int i = 0; i < KV_BLOCK; i += 16)
+        kv_store_sixteen(
+            unit->codes + i, kv_field(block + 32 + 32 * (j / 4) + i, 2 * (j % 4), 3) | kv_field(block + i, j, 1) << 2);
 }
 
 /* Scale and minimum, six bits each, of unit j in 12 bytes. */
@@ -159,30 +184,32 @@ static inline void kv_six_bits(const uint8_t *s, int j, kv_unit *unit)
     unit->offsets[0] = unit->offsets[1] = (int8_t)low;
 }
 
-static void kv_read_q4_k(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q4_k(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 144 * (u / KV_SUPER_UNITS);
     int j = u % KV_SUPER_UNITS;
     unit->scale = kv_half_bits(block);
     unit->offset = kv_half_minus_shifted(kv_half_bits(block + 2), 0);
     kv_six_bits(block + 4, j, unit);
-    for (int i = 0; i < KV_BLOCK; i++)
-        unit->codes[i] = block[16 + 32 * (j / 2) + i] >> 4 * (j % 2) & 15;
+    for (int i = 0; i < KV_BLOCK; i += 16)
+        kv_store_sixteen(unit->codes + i, kv_field(block + 16 + 32 * (j / 2) + i, 4 * (j % 2), 15));
 }
 
-static void kv_read_q5_k(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q5_k(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 176 * (u / KV_SUPER_UNITS);
     int j = u % KV_SUPER_UNITS;
     unit->scale = kv_half_bits(block);
     unit->offset = kv_half_minus_shifted(kv_half_bits(block + 2), 0);
     kv_six_bits(block + 4, j, unit);
-    for (int i = 0; i < KV_BLOCK; i++)
-        unit->codes[i] = (block[48 + 32 * (j / 2) + i] >> 4 * (j % 2) & 15) | (block[16 + i] >> j & 1) << 4;
+    for (int i = 0; i < KV_BLOCK; i += 16)
+        kv_store_sixteen(
+            unit->codes + i,
+            kv_field(block + 48 + 32 * (j / 2) + i, 4 * (j % 2), 15) | kv_field(block + 16 + i, j, 1) << 4);
 }
 
 /* (q - 32) d is q d + offset. */
-static void kv_read_q6_k(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_q6_k(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 210 * (u / KV_SUPER_UNITS);
     int j = u % KV_SUPER_UNITS, quarter = j % 4;
@@ -191,11 +218,12 @@ static void kv_read_q6_k(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
     unit->offset = kv_half_minus_shifted(unit->scale, 5);
     memcpy(unit->scales, block + 192 + 2 * j, 2);
     memcpy(unit->offsets, unit->scales, 2);
-    for (int i = 0; i < KV_BLOCK; i++)
-        unit->codes[i] = (low[i] >> 4 * (quarter / 2) & 15) | (high[i] >> 2 * quarter & 3) << 4;
+    for (int i = 0; i < KV_BLOCK; i += 16)
+        kv_store_sixteen(
+            unit->codes + i, kv_field(low + i, 4 * (quarter / 2), 15) | kv_field(high + i, 2 * quarter, 3) << 4);
 }
 
-static void kv_read_iq4_xs(const uint8_t *row, ptrdiff_t u, kv_unit *unit)
+static void kv_read_iq4_xs(const uint8_t *restrict row, ptrdiff_t u, kv_unit *restrict unit)
 {
     const uint8_t *block = row + 136 * (u / KV_SUPER_UNITS);
     int j = u % KV_SUPER_UNITS;

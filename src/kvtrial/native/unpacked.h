@@ -153,14 +153,17 @@ KV_INLINE void kv_dot_quad_sixes(
     for (int i = 0; i < KV_QUAD; i++)
         q_store(sums + 8 * i, q_set(0));
     for (ptrdiff_t u = 0; u < units; u++) {
+        KV_LOOP
         for (int h = 0; h < 2; h++) {
             q_f32x8 scale = q_load(heads + 16 * h), offset = q_load(heads + 16 * h + 8);
             q_sums dots[2][KV_QUAD];
-            for (int s = 0; s < 4; s++) {
-                q_i8x32 w = q_load_i8(bytes + 32 * (4 * h + s));
+            for (int k = 0; k < 2; k++) { /* two steps */
+                const uint8_t *w = bytes + 32 * (4 * h + 2 * k);
+                const int8_t *at = x + 4 * KV_QUAD * (4 * h + 2 * k);
+                q_i8x32 first = q_load_i8(w), second = q_load_i8(w + 32);
                 for (int p = 0; p < KV_QUAD; p++) {
-                    q_sums so_far = s % 2 ? dots[s / 2][p] : q_no_sums();
-                    dots[s / 2][p] = q_add_sums(so_far, w, q_load_four(x + ((4 * h + s) * KV_QUAD + p) * 4));
+                    q_sums one = q_add_sums(q_no_sums(), first, q_load_four(at + 4 * p));
+                    dots[k][p] = q_add_sums(one, second, q_load_four(at + 4 * (KV_QUAD + p)));
                 }
             }
             for (int p = 0; p < KV_QUAD; p++) {

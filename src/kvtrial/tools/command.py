@@ -49,9 +49,9 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         verbs.run,
-        "run the trial to its verdict, as `make verdict` does; goes on where it was stopped",
+        "run the trial and print its verdict, as `make verdict` does; a stopped run is resumed",
         "run --model smollm2-135m-instruct-q4_1 --protocol mine.yaml",
-        "In a checkout results go to its results/, elsewhere to results/ of the current folder.",
+        "Results go to results/ of the checkout, or of the current folder where there is no checkout.",
     )
     sub.add_argument(
         "targets",
@@ -64,15 +64,23 @@ def parser() -> argparse.ArgumentParser:
         "--protocol", help="a registration's path; smoke: a small one that decides nothing"
     )
     sub.add_argument("--profile", choices=layout.PROFILES, help="full: all cells")
-    sub.add_argument("--cores", type=whole(1, MAX_THREADS), default=1, help="for what is not timed")
-    sub.add_argument("--dry-run", action="store_true", help="say what would be done")
     sub.add_argument(
-        "--forcerun", action="append", metavar="STAGE", help="measure it again, as another attempt"
+        "--cores",
+        type=whole(1, MAX_THREADS),
+        default=1,
+        help="cores for the stages that are not timed",
+    )
+    sub.add_argument("--dry-run", action="store_true", help="print what would be done")
+    sub.add_argument(
+        "--forcerun",
+        action="append",
+        metavar="STAGE",
+        help="measure this stage again, as another attempt",
     )
 
     sub = add(
         verbs.protocol,
-        "print a registration: with a candidate of yours, or with the cells of your traffic",
+        "print a protocol with a candidate of yours, or with the contexts of your traffic",
         "protocol --add MINE > mine.yaml",
         "`kvtrial run --protocol mine.yaml` runs it.",
     )
@@ -80,31 +88,34 @@ def parser() -> argparse.ArgumentParser:
         "--add",
         action="append",
         metavar="NAME",
-        help="a candidate: as the challenger that is tested, or among the profiles; may be given again",
+        help="a candidate to add: the challenger that is tested, or a profile; may be given again",
     )
-    sub.add_argument("--base", help="a registration to begin with; smoke: the small one")
+    sub.add_argument("--base", help="the protocol to start from; smoke: the small one")
     sub.add_argument(
-        "--traffic", type=Path, metavar="FILE", help="JSONL of lengths: the cells are made from it"
+        "--traffic",
+        type=Path,
+        metavar="FILE",
+        help="JSONL of lengths, from which the cells are made",
     )
 
     sub = add(
         verbs.verdict,
-        "show the newest verdict, or that of a run; of a run that goes on, what it says so far",
+        "show the newest verdict or that of a run; during a run, what is known so far",
         "verdict --full",
         f"{_CODES} A run without a verdict is shown as PROVISIONAL, with code {EXIT_INCONCLUSIVE}.",
     )
     sub.add_argument("run", nargs="?", help="run_id or folder")
-    sub.add_argument("--full", action="store_true", help="everything, not the first table alone")
+    sub.add_argument("--full", action="store_true", help="all tables, not only the first")
     sub.add_argument("--json", action="store_true", help="verdict.json as it is")
 
     sub = add(
         verbs.decide,
-        "decide again from a run's raw events; the same bytes",
+        "derive a verdict again from its raw events, byte for byte",
         "decide results/RUN_ID",
         _CODES,
     )
     sub.add_argument("run", help="run_id or folder")
-    sub.add_argument("--full", action="store_true", help="everything, not the first table alone")
+    sub.add_argument("--full", action="store_true", help="all tables, not only the first")
 
     sub = add(
         verbs.generate,
@@ -120,27 +131,27 @@ def parser() -> argparse.ArgumentParser:
         "--cold",
         type=Path,
         metavar="FOLDER",
-        help="restore what this cold store knows of the text, and spill its whole blocks of 64 tokens",
+        help="restore what this cold store has of the prompt, and store its whole blocks of 64 tokens",
     )
-    sub.add_argument("--threads", type=whole(1, MAX_THREADS), default=1, help="of the decode")
+    sub.add_argument(
+        "--threads", type=whole(1, MAX_THREADS), default=1, help="threads of the decode"
+    )
     sub.add_argument(
         "--beyond-context",
         action="store_true",
-        help="go on where the model's context is full, past what it was trained for",
+        help="go on when the model's context is full, beyond its trained length",
     )
 
     sub = add(verbs.fetch, "fetch or make a model's file", f"fetch {layout.DEFAULT_MODEL}")
     sub.add_argument("name", help="a name of `kvtrial models`")
 
-    sub = add(
-        verbs.doctor, "say what this machine offers and what that means for a run", "doctor --json"
-    )
+    sub = add(verbs.doctor, "check this machine and say what is missing", "doctor --json")
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
     sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(
         verbs.try_,
-        "try a candidate against the adopted store, in about a minute and a half; never adopts",
+        "compare a candidate with the adopted store in about 90 seconds; adopts nothing",
         "try K5 --context 512,4096 --fail-below 0.97",
         f"Exit code 0: it passed and was measured. {EXIT_FAILED}: it failed. {EXIT_SLOWER}: with --fail-below, "
         "it is slower than that.",
@@ -150,24 +161,26 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--against-ref",
         metavar="REF",
-        help="a git ref of its package, such as main or HEAD~1: built once in results/refs, and measured by turns",
+        help="a git ref of its package, such as main: it is built once in results/refs, and the two take turns",
     )
     sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
     sub.add_argument(
         "--context",
         type=wholes(1, MAX_TOKENS),
         metavar="N[,N…]",
-        help="filled positions; 4096 as registered",
+        help="filled positions; 4096 by default",
     )
-    sub.add_argument("--threads", type=whole(1, MAX_THREADS), default=1, help="of a decode")
+    sub.add_argument("--threads", type=whole(1, MAX_THREADS), default=1, help="threads of a decode")
     sub.add_argument(
-        "--blocks", type=whole(1, MOST_BLOCKS), help="decodes of each; what fits by default"
+        "--blocks",
+        type=whole(1, MOST_BLOCKS),
+        help="fresh processes; by default as many as the interval needs",
     )
     sub.add_argument(
         "--fail-below",
         type=share,
         metavar="RATIO",
-        help="such as 0.97: fail where the whole interval lies below it, of the decode or of its attention",
+        help="such as 0.97: fail if a whole interval lies below it, of the decode or of its attention",
     )
     form = sub.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="for programs")
@@ -175,49 +188,54 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         verbs.conformance,
-        "try the conformance suite on a candidate: is it right?",
+        "run the conformance suite on a candidate",
         "conformance MINE --page-tokens 16 --tests AttentionMasksHoles",
-        f"Exit code 0: nothing failed. {EXIT_FAILED}: something did, or it crashed.",
+        f"Exit code 0: nothing failed. {EXIT_FAILED}: a check failed, or the candidate crashed.",
     )
     sub.add_argument("name", help="a name of `kvtrial candidates`")
-    sub.add_argument("out", nargs="?", type=Path, metavar="OUT", help="JSON to write as well")
+    sub.add_argument(
+        "out", nargs="?", type=Path, metavar="OUT", help="a JSON file to write the outcome to"
+    )
     sub.add_argument(
         "--page-tokens",
         type=page_sizes,
         default=PAGE_TOKENS,
         metavar="P[,P…]",
-        help="page sizes, in tokens; all that there are by default",
+        help="page sizes in tokens; by default 16,32,64",
     )
     sub.add_argument("--tests", nargs="+", metavar="TEST", help="names of tests; all by default")
 
-    sub = add(verbs.fleet, "one table over many verdicts", "fleet results/*/verdict.json --json")
+    sub = add(verbs.fleet, "show many verdicts in one table", "fleet results/*/verdict.json --json")
     sub.add_argument("files", nargs="+", type=Path, metavar="FILE", help="verdict.json, or a run")
     sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(
         verbs.compare,
-        "say how each arm stands in a run against how it stood in another",
+        "say what changed for each arm between two runs",
         "compare RUN_BEFORE RUN_AFTER",
-        "Each is compared over the reference of its own run, so that what the machine did to both cancels.",
+        "Ratios over each run's own reference are compared, so a faster or slower day cancels.",
     )
-    sub.add_argument("first", metavar="RUN", help="run_id or folder: before")
-    sub.add_argument("second", metavar="RUN", help="run_id or folder: after")
+    sub.add_argument("first", metavar="RUN", help="the run before: run_id or folder")
+    sub.add_argument("second", metavar="RUN", help="the run after: run_id or folder")
     _add_forms(sub)
 
     sub = add(verbs.history, "list all verdicts of results/ by time", "history --arm K3 --csv")
     sub.add_argument(
-        "--arm", action="append", metavar="NAME", help="follow this arm; may be given again"
+        "--arm",
+        action="append",
+        metavar="NAME",
+        help="show this arm over the runs; may be given again",
     )
     _add_forms(sub)
 
     sub = add(
         verbs.cold,
-        "look after a cold store: list it, check it, delete from it, give space back",
+        "look after a cold store: list, check, delete, free space",
         "cold verify FOLDER",
     )
     sub.add_argument("verb", choices=("catalogue", "delete", "gc", "verify"))
     sub.add_argument("folder", type=Path, help="what `kvtrial generate --cold` was given")
-    sub.add_argument("keys", nargs="*", metavar="KEY", help="what to delete: the catalogue's keys")
+    sub.add_argument("keys", nargs="*", metavar="KEY", help="keys to delete, from the catalogue")
     sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(
@@ -241,12 +259,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(verbs.ui, "browse the measurements in MLflow", "ui --port 5001")
-    sub.add_argument("--host", default="127.0.0.1", help="address to answer at")
-    sub.add_argument("--port", type=whole(1, 65535), default=5000, help="port to answer at")
+    sub.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    sub.add_argument("--port", type=whole(1, 65535), default=5000, help="port to listen on")
 
     sub = add(
         verbs.completion,
-        "print a script that lets a shell complete what is typed",
+        "print a script that completes commands in a shell",
         "completion bash > ~/.local/share/bash-completion/completions/kvtrial",
     )
     sub.add_argument("shell", choices=SHELLS)

@@ -25,7 +25,7 @@ from kvtrial import candidates
 from kvtrial.conformance import isolated
 from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt
 from kvtrial.decision import output, validity
-from kvtrial.decision.contrasts import Measured, contrast, contrast_of, digits
+from kvtrial.decision.contrasts import Contrast, Measured, contrast, contrast_of, digits
 from kvtrial.host import build, machine, paths, printed, selection, shapes
 from kvtrial.host.files import write_text
 from kvtrial.measure import figures
@@ -355,9 +355,10 @@ def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> dict[s
     failed = table[table["metric"] == "failed"].drop_duplicates(["candidate", "text"])
     wrong = output.reasons(table)
     own = rows[rows["context"] == cell["context"]]
+    attention = _within(own, pair, plan) if pair.built else _alone(stage, cell, pair, measured)
     return {
         "decode": {
-            **contrast_of(logs, plan),
+            **contrast_of(logs, plan).as_json(),
             "arms": {arm: {key: row.get(key) for key in _RATES} for arm, row in described.items()},
             "agreement": {
                 **{key: described[pair.name].get(f"logits_{key}") for key in _AGREEMENT},
@@ -365,7 +366,7 @@ def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> dict[s
             },
         },
         "attention": {
-            **(_within(own, pair, plan) if pair.built else _alone(stage, cell, pair, measured)),
+            **attention.as_json(),
             "arms": {
                 arm: {key: _over_blocks(own, arm, f"m1/{key}") for key in _FRACTIONS}
                 for arm in pair.arms
@@ -377,7 +378,7 @@ def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> dict[s
     }
 
 
-def _alone(stage: Stage, cell: Cell, pair: Pair, measured: Measured) -> dict[str, Any]:
+def _alone(stage: Stage, cell: Cell, pair: Pair, measured: Measured) -> Contrast:
     """The contrast of one attention region, as in ``m1``."""
     shape = shapes.name_of(stage.workload["shape"])
     times = {
@@ -388,7 +389,7 @@ def _alone(stage: Stage, cell: Cell, pair: Pair, measured: Measured) -> dict[str
     return contrast(times[pair.against], times[pair.name], plan)
 
 
-def _within(rows: pd.DataFrame, pair: Pair, plan: SamplingPlan) -> dict[str, Any]:
+def _within(rows: pd.DataFrame, pair: Pair, plan: SamplingPlan) -> Contrast:
     """The contrast of the attention regions of the decode's own steps."""
     blocks = figures.blocks(rows, metric="m2/attention_ms")
     return contrast_of(figures.log_speeds(blocks.values(), pair.name, pair.against), plan)

@@ -172,7 +172,10 @@ class MlflowStore:
         if self.commit:
             source["mlflow.source.git.commit"] = self.commit
         # When it was measured: a store that is made anew has it from the run, not from now.
-        begun = datetime.fromisoformat(self.begun).timestamp() if self.begun else None
+        manifest = self.run_dir / "manifest.json"
+        begun = manifest.stat().st_mtime if manifest.is_file() else None
+        if self.begun:
+            begun = datetime.fromisoformat(self.begun).timestamp()
         run_id = self._create(
             self.run_dir.name, source, begun, level="trial", machine=self.machine, model=self.model
         )

@@ -1,4 +1,4 @@
-"""FP16 rows: head_dim halves, rounded to nearest even, padded to whole vectors of eight; K as rows or transposed."""
+"""FP16 rows: halves, rounded to nearest even, padded to whole vectors of eight; K as rows or transposed."""
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport fabsf, isfinite

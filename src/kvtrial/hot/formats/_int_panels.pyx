@@ -1,4 +1,4 @@
-"""Rows of int8 or 4-bit codes in panels, blocks of 32 with a step; rotated or as they are. See _panels.pxd."""
+"""Rows of int8 or 4-bit codes in panels, blocks of 32 with a step; rotated or not. See _panels.pxd."""
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport fabsf

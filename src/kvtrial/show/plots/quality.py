@@ -11,9 +11,9 @@ from kvtrial.show.plots import style
 
 TITLE = "Quality, bytes and speed"
 CAPTION = (
-    "Mean KL divergence from the FP32 arm, the largest of the contexts within the trained length, against the bytes "
-    "of K and V that a token takes. The line reaches to the upper bound of its 95% bootstrap interval over chunks "
-    "(n beside the name). Tokens/s is of the primary cell."
+    "Mean KL divergence from the FP32 arm, the largest of the contexts within the trained length, against the "
+    "bytes of K and V that a token takes. The line reaches to the upper bound of its 95% bootstrap interval over "
+    "chunks (n beside the name). Tokens/s is of the primary cell."
 )
 
 

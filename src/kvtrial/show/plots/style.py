@@ -28,7 +28,9 @@ PALETTE = (
     "#000000", "#B07800", "#2F8DC4", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#8C8C8C",
     "#882255", "#87871F", "#332288", "#2F8F80", "#661100", "#5B8DC0", "#AA4466", "#117733",
 )  # fmt: skip
-_KNOWN = ("K0", "A1", "A2", "K1", "K2", "K3", "K4", "K5", "K1C", "K1T", "K3T", "K2T", "K5T", "K6", "K6N", "K7")
+_KNOWN = (
+    "K0", "A1", "A2", "K1", "K2", "K3", "K4", "K5", "K1C", "K1T", "K3T", "K2T", "K5T", "K6", "K6N", "K7",
+)  # fmt: skip
 _MARKERS = "osD^vP*Xh<>pHd8."
 _STRANGERS = "x+1234"
 # The cold stores have figures of their own, the control is no pair's.
