@@ -12,8 +12,8 @@ attention alone       ``measure.attention``           ``measure.peers.attention`
 ====================  ==============================  ==============================================
 
 `programs` says which engines and settings there are, `llama` calls llama.cpp, and `llama_state` gives it our
-rows; `openvino_attention` and `onnx_attention` make the graph of an attention, and what they store of our rows, which
-`rows` lays out as others do.
+rows; `openvino_attention` and `onnx_attention` make the graph of an attention, and what they store of our rows,
+which `rows` lays out as others do.
 
 Their libraries are imported after the process has noted which arm runs, so that one that does not load
 costs its own rows only.
