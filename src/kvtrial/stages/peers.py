@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     if not compared:
         attempt.publish()  # what is mended since is measured anew
         raise StageError(
-            f"no engine gave a row that stands beside ours; why is in {stage.run_dir / 'logs/peers.log'}"
+            f"no engine gave a row to compare with ours; the reason is in {stage.run_dir / 'logs/peers.log'}"
         )
     print(f"peers: {len(compared)} rows in {stage.run_dir / 'peers.json'}", flush=True)
     return 0

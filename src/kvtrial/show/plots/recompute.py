@@ -11,7 +11,7 @@ from kvtrial.show.plots import style
 
 TITLE = "Restore against recompute"
 CAPTION = (
-    "Medians over blocks of the time to restore a prefix, page cache warm and dropped, beside the time of a "
+    "Medians over blocks of the time to restore a prefix, page cache warm and dropped, and the time of a "
     "prefill of the same tokens. Hollow: in proportion to the longest prefill that was measured, so at least "
     "that much."
 )

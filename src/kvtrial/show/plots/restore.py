@@ -12,7 +12,7 @@ from kvtrial.show.plots import style
 TITLE = "Cold restore"
 CAPTION = (
     "Time to bring the registered prefix back into the pool, page cache warm and dropped (dots: blocks), "
-    "beside a plain read of the same bytes into the same prefaulted pages."
+    "compared with a plain read of the same bytes into the same prefaulted pages."
 )
 
 _KINDS = (
