@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 import yaml
-from trial_events import REGISTERED, ROOT
+from trial_events import REGISTERED, ROOT, flat, trial
 
 from kvtrial import candidates
-from kvtrial.contract import UnknownCandidate
+from kvtrial.contract import FP32, Candidate, UnknownCandidate
+from kvtrial.decision.verdict import decide
 from kvtrial.run import protocol
 from kvtrial.run.layout import ConfigError
+from kvtrial.show import answers
 from kvtrial.tools import command, registering, traffic
 from kvtrial.tools.traffic import TrafficInvalid, Turn
 
@@ -90,6 +93,49 @@ def test_what_can_not_be_added_is_refused():
     with pytest.raises(ConfigError, match=r"no protocol 'none\.yaml'; give the path"):
         registering.registration(base="none.yaml")
     assert registering.path_of("smoke").name == "protocol-smoke.yaml"
+
+
+MINE = Candidate(
+    "Mine", "somebody's store", "contender", FP32, "C", "Python", "flat", frozenset(), open=lambda spec: None
+)  # fmt: skip
+#: Milliseconds of a step; what any arm of the registration takes beside it is 22.
+STEPS = {"K0": 60.0, "A1": 44.0, "A2": 30.0, "K1": 22.0, "K1T": 22.0}
+
+
+def decided(registration, mine, **options):
+    lacks = {"K0": "branch", **options.pop("missing", {})}
+    table = trial(flat(**STEPS, Mine=mine), missing=lacks, registration=registration, **options)
+    return decide(table, registration).data
+
+
+def test_a_strangers_candidate_is_named_with_why_it_could_not_win_or_that_it_did():
+    registration = copy.deepcopy(REGISTERED)
+    registering.add(registration, MINE)
+    won = decided(registration, 11.0)
+    assert (won["language"]["outcome"], won["language"]["adopted"]) == ("ADOPT", "Mine")
+    assert (
+        "Mine is faster than every FP32 incumbent (K0, A1, A2, K1, K1T)"
+        in won["language"]["reason"]
+    )
+    equal = decided(registration, 22.0)
+    assert (equal["language"]["challenger"], equal["language"]["kind"]) == ("Mine", "ruled out")
+    assert equal["language"]["reason"].endswith("K1 stays")
+    for why, options in (
+        ("ruled out", {}),
+        ("lacks", {"missing": {"Mine": "branch"}}),
+        ("conformance", {"failed_conformance": {"Mine": "AttentionMasksHoles"}}),
+    ):
+        told = answers.arms(decided(registration, 11.0 if options else 22.0, **options))
+        (mine,) = (arm for arm in told if arm.name == "Mine")
+        assert mine.state == why
+
+
+def test_an_arm_without_a_role_says_that_it_could_not_win():
+    registration = copy.deepcopy(REGISTERED)
+    registration["candidates"].append("Mine")
+    (mine,) = (arm for arm in answers.arms(decided(registration, 11.0)) if arm.name == "Mine")
+    assert mine.state == "measured only"
+    assert "not among decision's challengers" in mine.reasons[0]
 
 
 # --------------------------------------------------------------------------------------------------

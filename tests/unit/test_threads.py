@@ -25,8 +25,8 @@ import numpy as np, psutil
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import Model
 
-model = Model.from_gguf(read_gguf(sys.argv[1]))
 before = psutil.Process().num_threads()
+model = Model.from_gguf(read_gguf(sys.argv[1]))
 for name in sys.argv[2:]:
     session = model.open_store(name, tokens=1100, threads=3).open_session()
     decoder = model.decoder(threads=3)

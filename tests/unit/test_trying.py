@@ -47,7 +47,7 @@ def timed(ratio, bounds, context=4096):
     ],
 )
 def test_the_result_is_one_sentence(ratio, bounds, said):
-    document = {"candidate": "X1", "against": "K1", "ref": None}
+    document = {"candidate": "X1", "against": "K1", "ref": None, "context_length": 8192}
     assert tried.sentence(document, timed(ratio, bounds)) == said
 
 
@@ -66,7 +66,7 @@ def test_slower_is_what_the_whole_interval_says():
 
 
 def test_against_a_ref_the_sentence_says_what_attention_did():
-    document = {"candidate": "K1", "against": "K1@3f2a1bc", "ref": "main"}
+    document = {"candidate": "K1", "against": "K1@3f2a1bc", "ref": "main", "context_length": 8192}
     cell = {**timed(0.97, [0.96, 0.98]), "attention": {"ratio": 0.95, "ci95": [0.94, 0.96]}}
     assert tried.sentence(document, cell) == (
         "K1 is 0.970x K1@3f2a1bc at 4,096 [0.960, 0.980]: slower; its attention 0.950 [0.940, 0.960]"

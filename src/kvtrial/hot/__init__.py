@@ -10,7 +10,8 @@ Five layers, top down; each knows only the one below:
                             ``_gapless`` is what stores without holes share, ``_door`` checks arguments,
                             ``_native`` declares the Rust library
 **pages**                   ``_pages``: who owns a page, and the copy on the first write to a shared one;
-                            ``_tables``: page tables; ``_memory``: aligned memory and its ledger
+                            ``_tables``: page tables; ``_rows``: a format's rows in a page; ``_memory``: aligned
+                            memory and its ledger
 **attention**               ``_attend``: spans, threads, the causal block; ``_kernel.pxd``: what a kernel
                             is called with (``native/kv_kernel.h``)
 **kernels**                 ``_flat_scalar`` (K0, A1), ``_kernels_scalar`` (A2), ``_kernels_simd`` (rows),

@@ -268,6 +268,7 @@ def parser() -> argparse.ArgumentParser:
         "completion bash > ~/.local/share/bash-completion/completions/kvtrial",
     )
     sub.add_argument("shell", choices=SHELLS)
+    sub.set_defaults(parser=top)
     return top
 
 

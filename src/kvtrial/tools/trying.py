@@ -133,6 +133,7 @@ def measure(
     ConfigError
         A context does not fit in memory, or too few blocks were asked for.
     """
+    _check(name, against, against_ref)
     gguf = models.path_of(model)
     pair = _pair(name, against, against_ref, gguf)
     registered = protocol.load(paths.config_file("protocol.yaml"))
@@ -194,23 +195,28 @@ def measure(
 
 
 def _pair(name: str, against: str | None, ref: str | None, gguf: Path) -> Pair:
-    """Who is measured; whatever can be refused is, before anything runs."""
+    """Who is measured; a ref is built here, which takes minutes, so it comes last."""
     if against is None:
         against = name if ref else selection.load(snapshots.shape_of_file(gguf)).default
-    for wanted in (name,) if ref else (name, against):
+        _check(name, against, ref)
+    build.refuse_stale()
+    if ref is None:
+        return Pair(name, against)
+    built = at_ref(ref, against, _say)
+    return Pair(name, built.arm, built)
+
+
+def _check(name: str, against: str | None, ref: str | None) -> None:
+    """Refuse a candidate that can't be measured; of a ref's, its own build says so."""
+    for wanted in (name,) if ref or against is None else (name, against):
         why = candidates.get(wanted).not_built
         if why is not None:
             raise CandidateNotBuilt(f"{wanted} is not built: {why}")
-    build.refuse_stale()
-    if ref is not None:
-        built = at_ref(ref, against, _say)
-        return Pair(name, built.arm, built)
-    if name == against:
+    if ref is None and name == against:
         raise NothingToCompare(
             f"{name} is the store that others are tried against; name another, give --against one of "
             f"{', '.join(sorted(set(candidates.candidates()) - {name}))}, or --against-ref a git ref"
         )
-    return Pair(name, against)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -152,10 +152,9 @@ def ui(args: argparse.Namespace) -> None:
 
 def completion(args: argparse.Namespace) -> None:
     """kvtrial completion SHELL"""
-    from kvtrial.tools.command import parser
     from kvtrial.tools.completion import script
 
-    print(script(args.shell, parser()), end="")
+    print(script(args.shell, args.parser), end="")
 
 
 def generate(args: argparse.Namespace) -> None:
