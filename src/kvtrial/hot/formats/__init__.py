@@ -10,7 +10,8 @@ whose name is the record's; a candidate opens the pool with it: ``open_paged(spe
 `int_panels`, ``_int_panels``  int8 and 4-bit codes as panels for integer products, rotated or not
 =============================  ==============================================================
 
-The first is the record, the second its ``kv_rows``, which moves rows in and out of a page.
+The first is the record, the second its ``kv_rows``, which moves rows in and out of a page. ``_blocks.pxd`` rounds
+a block of 32, for both of those that have such blocks.
 """
 
 from __future__ import annotations
