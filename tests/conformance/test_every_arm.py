@@ -166,6 +166,10 @@ def test_pages_without_content_are_nan(arm: Candidate, poison: None) -> None:
         return np.isnan(page) if kind != np.uint8 else page == 0xFF
 
     with trial.store(layers=1, head_dim=12) as store:
+        session = store.open_session()
+        fill(session, range(5))
+        five = bytes(session.page_bytes(0, 0))
+        session.close()
         for _ in range(2):
             session = store.open_session()
             (view,) = session.begin_restore(np.ones((1, 16), bool))[0]
@@ -173,7 +177,10 @@ def test_pages_without_content_are_nan(arm: Candidate, poison: None) -> None:
             session.cancel_restore()
             fill(session, range(9))
             session.rollback_tail(4)
-            assert not rows_of(session.page_bytes(0, 0))[:, :, 5:].view(np.uint8).any()
+            after_five = session.page_bytes(0, 0)
+            if "panels" not in arm.layout:  # there a row's bytes lie all over the tile
+                assert not rows_of(after_five)[:, :, 5:].view(np.uint8).any()
+            assert bytes(after_five) == five
             require_rows(trial, session, 0, range(5), 0, "rows beside poison")
             fill(session, range(5, 16))
             page = rows_of(session.page_bytes(0, 0))

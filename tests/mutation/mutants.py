@@ -139,8 +139,8 @@ HOT = [
         "page index: elements of a transposed K row change places",
         _K1T,
         "src/kvtrial/hot/formats/_fp32.pyx",
-        "(<float *>(at + i * step))[0] = row[i]",
-        "(<float *>(at + (i ^ 1) * step))[0] = row[i]",
+        "(<float *>at)[i * tiles.page_tokens + token] = k[i]",
+        "(<float *>at)[(i ^ 1) * tiles.page_tokens + token] = k[i]",
         "AttentionMatchesReferenceInterpreter",
     ),
     _hot(
@@ -486,14 +486,14 @@ COLD = [
     ),
 ]
 
-_PANELS = "src/kvtrial/native/panels.h"
+_PANELS, _UNPACKED = "src/kvtrial/native/panels.h", "src/kvtrial/native/unpacked.h"
 
 
-def _weights(name: str, old: str, new: str, *ways: str) -> Mutant:
+def _weights(name: str, old: str, new: str, *ways: str, file: str = _PANELS) -> Mutant:
     """A fault in the products of packed weights: ``ways`` are kinds of block and kernels."""
     test = "test_quantised_products_round_each_block_of_activations"
     red = tuple(f"tests/unit/test_engine_weights.py::{test}[5-66-96-{way}]" for way in ways)
-    return Mutant(f"weights: {name}", ("engine",), _PANELS, old, new, red)
+    return Mutant(f"weights: {name}", ("engine",), file, old, new, red)
 
 
 ENGINE = [
@@ -508,18 +508,28 @@ ENGINE = [
         "q_store_i8(to + 8 * 32, q_high_nibbles(both))",
         "q_store_i8(to + 6 * 32, q_high_nibbles(both))",
         "Q4_1-prefilled",
+        file=_UNPACKED,
     ),
     _weights(
         "what a byte was raised by",
         "q_mul(scale, q_set(-128))",
         "q_mul(scale, q_set(-127))",
         "Q8_0-prefilled",
+        file=_UNPACKED,
     ),
     _weights(
-        "a row's place in its panel",
-        "memcpy(to + KV_PANEL_ROWS * i + 4 * r, block + i, 4);",
-        "memcpy(to + KV_PANEL_ROWS * i + 4 * (r ^ 1), block + i, 4);",
-        *(f"{kind}-{way}" for kind in ("Q4_1", "Q8_0") for way in ("decoded", "prefilled")),
+        "a row's place in its panel of nibbles",
+        "memcpy(vectors + 32 * s + 4 * r, both + 4 * s, 4);",
+        "memcpy(vectors + 32 * s + 4 * (r ^ 1), both + 4 * s, 4);",
+        "Q4_1-decoded",
+        "Q4_1-prefilled",
+    ),
+    _weights(
+        "a row's place in its panel of bytes",
+        "memcpy(vectors + 32 * s + 4 * r, unit->codes + 4 * s, 4);",
+        "memcpy(vectors + 32 * s + 4 * (r ^ 1), unit->codes + 4 * s, 4);",
+        "Q8_0-decoded",
+        "Q8_0-prefilled",
     ),
 ]
 

@@ -223,6 +223,21 @@ static void weight_shims(void) {
         for (int i = 0; i < 8; i++) check("q_round_i8x8", bytes[i], rint((double)a[i]), 0);
         EACH("q_round", q_round(q_load(a)), rint((double)a[i]), 0);
     }
+    for (int round = 0; round < 1000; round++) {
+        int8_t codes[16];
+        int16_t factors[16];
+        int64_t right[8] = {0};
+        q_sums sums = q_no_sums();
+        for (int n = 0; n < 16; n++) { /* a block's depth, two at a time: the first round at the integers' bounds */
+            for (int i = 0; i < 16; i++) {
+                codes[i] = (int8_t)(round ? draw_below(255) - 127 : -127);
+                factors[i] = (int16_t)(round ? draw_below(65535) - 32767 : 32767);
+                right[i / 2] += codes[i] * factors[i];
+            }
+            sums = q_add_pairs(sums, q_widen_i8(codes), q_load_i8(factors));
+        }
+        EACH("q_add_pairs", q_pairs_float(sums), (float)right[i], 0);
+    }
     for (int n = -126; n <= 127; n++) {
         EACH("q_power_of_two", q_power_of_two(q_set((float)n)), ldexp(1, n), 0);
     }

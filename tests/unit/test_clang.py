@@ -53,7 +53,7 @@ def test_without_its_module_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None
     missing = replace(paged.K1C, not_built="clang was not found")
     monkeypatch.setattr(candidates, "candidates", lambda: {"K1C": missing})
     with pytest.raises(CandidateNotBuilt, match="K1C is not built: clang was not found"):
-        candidates.open_store("K1C")
+        candidates.open_store("K1C", layers=1, q_heads=1, kv_heads=1, head_dim=8, budget_bytes=1)
 
 
 # --- the build --------------------------------------------------------------------------------------

@@ -433,7 +433,12 @@ def test_an_arm_that_was_interrupted_is_not_taken_for_slow(monkeypatch):
     monkeypatch.setattr(block.clock, "own_ns", lambda: spent["own"])
 
     class Stepping:
-        spec: ClassVar = {"seed": 1, "slow": None, "rotation": {"slow_ratio": 2.5}}
+        spec: ClassVar = {
+            "seed": 1,
+            "slow": None,
+            "rotation": {"slow_ratio": 2.5},
+            "candidates": list(wall),
+        }
 
         def step(self, arm, number, *, timed):
             spent["wall"] += wall[arm]

@@ -30,6 +30,7 @@ def stage(tmp_path):
     registered = {
         "void": LIMITS,
         "candidates": ["K0", "K1", "K3"],
+        "timed_in_full": [],
         "decision": {"reference": "K1", "challengers": ["K3"]},
     }
     return Stage("m2", tmp_path / "run", tmp_path / "m.gguf", {}, "default", 2, registered)

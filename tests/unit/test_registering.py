@@ -24,8 +24,8 @@ EXAMPLE = ROOT / "examples" / "traffic.jsonl"
 def without(tmp_path, *names):
     """The registration that the checkout has, without some of its arms."""
     registered = yaml.safe_load((ROOT / "config" / "protocol.yaml").read_text(encoding="utf-8"))
-    for place, key in ((registered, "candidates"), (registered["decision"], "challengers"),
-                       (registered["decision"], "profiles")):  # fmt: skip
+    for place, key in ((registered, "candidates"), (registered, "timed_in_full"),
+                       (registered["decision"], "challengers"), (registered["decision"], "profiles")):  # fmt: skip
         place[key] = [name for name in place[key] if name not in names]
     registered["sampling"]["pairs"] = [["K1T", "K1"]]
     registered["hypotheses"] = [
@@ -67,7 +67,10 @@ def test_an_fp32_candidate_becomes_the_challenger_that_is_tested(tmp_path, capsy
 def test_one_of_reduced_precision_becomes_a_profile(tmp_path):
     text = registering.registration(["K5"], base=str(without(tmp_path, "K5")))
     made = yaml.safe_load(text)
-    assert made["decision"]["profiles"] == ["K2", "K2T", "K5"]
+    assert made["decision"]["profiles"] == [
+        *(p for p in REGISTERED["decision"]["profiles"] if p != "K5"),
+        "K5",
+    ]
     assert made["decision"]["challengers"] == ["K3", "K4", "K3T"]
     assert made["parity"]["logits_tolerance"] == REGISTERED["parity"]["logits_tolerance"]
 
@@ -77,9 +80,8 @@ def test_a_profile_that_the_registration_does_not_know_gets_a_tolerance_to_set(t
     registered = protocol.load(path)
     del registered["parity"]["logits_tolerance"]["q8_0"]
     said = registering.add(registered, candidates.get("K5"))
-    assert (
-        registered["parity"]["logits_tolerance"]["q8_0"] == 0.1
-    )  # fp16's, the widest that is left
+    # int4p's, the widest that is left.
+    assert registered["parity"]["logits_tolerance"]["q8_0"] == 40.0
     assert "parity.logits_tolerance.q8_0 is the widest of the others" in said
 
 
