@@ -210,8 +210,12 @@ def _fewest_bytes(
 
 def _said(chosen: str, fp32: str, rows: dict[str, ProfileRow], names: list[str]) -> str:
     if chosen == fp32:
-        why = "; ".join(f"{n}: {rows[n].why_not[0]}" for n in names if rows[n].why_not)
-        return f"{fp32} in FP32: no reduced profile passes" + (f" ({why})" if why else "")
+        causes: dict[str, list[str]] = {}
+        for name in names:
+            for why in rows[name].why_not[:1]:
+                causes.setdefault(why.partition(":")[0], []).append(name)
+        said = "; ".join(f"{cause}: {', '.join(failed)}" for cause, failed in causes.items())
+        return f"{fp32} in FP32: no reduced profile passes" + (f" ({said})" if said else "")
     row = rows[chosen]
     context, shown = next(iter((row.against_fp32 or {}).items()))
     ratio, low, high = shown.said()
