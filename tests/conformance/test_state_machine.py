@@ -160,7 +160,8 @@ def drive(candidate: Candidate, examples: int, **options: Any) -> None:
 def test_follows_the_model(candidate: Candidate) -> None:
     if candidate.not_built is not None:
         pytest.skip(f"{candidate.name} is not built: {candidate.not_built}")
-    drive(candidate, examples=20, derandomize=True)
+    # Reduced rows lie in the pool of K1, which has its own twenty; here they go in and out of it.
+    drive(candidate, examples=20 if candidate.profile.name == "fp32" else 6, derandomize=True)
 
 
 @pytest.mark.slow

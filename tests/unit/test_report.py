@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,27 @@ def verdict() -> dict[str, Any]:
     return decided(missing={"K0": "pool"})
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path, verdict: dict[str, Any]) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, verdict: dict[str, Any]) -> Path:
+    """A run's folder with its page: figures take seconds to draw."""
+    folder = tmp_path_factory.mktemp("run")
     seconds = [row("m2", "attempt/estimated_s", value=1200.0)]
     at = {"context": 4096}
     seconds += [row("m2", "block/taken_s", block=b, value=500.0 + b, **at) for b in range(3)]
-    write(tmp_path, verdict, with_rows(trial(steady(**ARMS)), seconds))
-    return tmp_path
+    write(folder, verdict, with_rows(trial(steady(**ARMS)), seconds))
+    return folder
+
+
+@pytest.fixture
+def run_dir(written: Path, tmp_path: Path) -> Path:
+    """A copy of it for a test to write to."""
+    return shutil.copytree(written, tmp_path / "run")
+
+
+@pytest.fixture
+def words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without figures, for tests of its text."""
+    monkeypatch.setattr(report, "draw_figures", lambda verdict, events, folder: {})
 
 
 def text_of(page: str) -> str:
@@ -185,6 +200,7 @@ def test_the_pairs_of_the_forest_have_the_intervals_of_their_rules(
     assert found["K3", "K1"]["ci95"] == against["ci95"]
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_both_arrangements_of_the_error_rates_are_drawn_and_in_the_table(
     tmp_path: Path, verdict: dict[str, Any]
 ) -> None:
@@ -212,6 +228,7 @@ def test_both_arrangements_of_the_error_rates_are_drawn_and_in_the_table(
     assert error_rates.draw(verdict, tables.to_frame([])) is None  # four blocks
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_known_answer_that_was_missed_is_said(tmp_path: Path) -> None:
     missed = decided(planted=1.3)
     assert missed["run"]["store"] is None
@@ -221,6 +238,7 @@ def test_a_known_answer_that_was_missed_is_said(tmp_path: Path) -> None:
     assert float(planted) == pytest.approx(1.3, rel=0.01)
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_tail_is_named_with_the_median_of_the_rounds(
     tmp_path: Path, verdict: dict[str, Any]
 ) -> None:
@@ -294,6 +312,7 @@ def test_each_table_has_a_caption_and_names_its_columns_and_rows(run_dir: Path) 
         assert re.findall(r"<th(?! scope)", own.replace("<thead", "")) == []
 
 
+@pytest.mark.usefixtures("words_alone")
 def test_a_crash_is_counted_in_words_and_not_as_a_median_of_flags(
     tmp_path: Path, verdict: dict[str, Any]
 ) -> None:
