@@ -411,6 +411,11 @@ def test_a_slow_arm_comes_last_in_every_fourth_round_with_the_rows_that_it_misse
     assert errors and max(errors) <= 1
 
 
+def test_a_block_without_arms_says_so(run):
+    with pytest.raises(SystemExit, match="no arm is left to measure"):
+        block.measure(spec_of(run, []), lambda arm: None)
+
+
 def test_a_block_that_finds_out_who_is_slow_does_the_work_of_one_that_was_told(run, monkeypatch):
     """Equal bytes in every block: the steps that showed it are undone."""
     monkeypatch.setattr(block.rotation, "slow_arms", lambda step_ns, ratio: ["A2"])
