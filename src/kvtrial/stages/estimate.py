@@ -209,12 +209,19 @@ def _attention_block_s(
         for name in names
     }
     fills = sum(
-        wider * speed.of("arm_s", name)(context) * n / own["layers"] for name, n in regions.items()
+        wider * speed.of("arm_s", name)(context) * _sessions_filled(name, n / own["layers"])
+        for name, n in regions.items()
     )
     in_cache = sum(3 * t + 10 * max(t, SHORTEST_ITERATION_NS / 1e9) for t in region.values())
     oracle = CHECKED_ITERATIONS * 3 * ORACLE_S * context * shape["q_heads"]
     timed = sum((rules["iterations"] * calls + regions[name]) * t for name, t in region.items())
     return fills + timed + in_cache + oracle + 2 * speed.probe_s
+
+
+def _sessions_filled(name: str, sessions: float) -> float:
+    """Sessions of a rotation whose rows are appended; the others are copies, page by page."""
+    copies = Capability.SPILL in candidates.get(name).capabilities
+    return min(sessions, 1.0) if copies else sessions
 
 
 def stage_seconds(
