@@ -11,7 +11,7 @@ from kvtrial.candidates import candidates
 from kvtrial.contract import Capability
 from kvtrial.measure import allocations, attention, child, clock
 from kvtrial.measure.rotation import orders
-from kvtrial.measure.stores import Snapshot, fill, needed_bytes, opened
+from kvtrial.measure.stores import Snapshot, copy, fill, needed_bytes, opened
 
 SHAPE = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
 TOKENS = 50
@@ -41,6 +41,18 @@ def spec_for(snapshot, names, **more):
         "seed": 1,
         **more,
     }
+
+
+@pytest.mark.parametrize("name", ["K1", "K5", "K5T", "K6"])
+def test_a_copied_session_has_the_bytes_of_its_source(name, snapshot):
+    with opened(name, SHAPE, tokens=TOKENS, sessions=2, page_tokens=16, page_seed=3) as (_, two):
+        source, made = two
+        fill(source, Snapshot.open(snapshot))
+        copy(made, source)
+        assert made.length(1) == TOKENS
+        for layer in range(2):
+            for page in range(4):
+                assert bytes(made.page_bytes(layer, page)) == bytes(source.page_bytes(layer, page))
 
 
 def values(rows, metric, name="machine"):
