@@ -52,7 +52,7 @@ verdict: setup  ## the answer: which KV cache this machine should run
 	@$(SNAKEMAKE) show $(CHOSEN) $(ARGS)
 	@$(ANSWER)
 
-smoke: setup  ## every stage on a tiny model, in about two minutes
+smoke: setup  ## every stage on a tiny model, in about three minutes
 	@rm -f $(SHOWN)
 	@$(QUIET) --cores all --profile profiles/smoke report show $(ARGS)
 	@$(ANSWER)

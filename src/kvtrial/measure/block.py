@@ -146,6 +146,8 @@ class Agreement:
 
 def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block, or of this process's part of it."""
+    if not spec["candidates"]:
+        raise SystemExit("no arm is left to measure: each one failed, for the reason that was said")
     if (cpu := spec.get("cpu")) is not None:
         os.sched_setaffinity(0, {cpu})
     model = engine.load(spec["gguf"])
