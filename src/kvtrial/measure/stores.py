@@ -159,7 +159,9 @@ def copy(session: KVSession, source: KVSession) -> None:
     pages = session.begin_restore(np.ones((layers, n), np.bool_))
     for layer, views in enumerate(pages):
         for index, view in enumerate(views):
-            np.frombuffer(view, np.uint8)[:] = np.frombuffer(source.page_bytes(layer, index), np.uint8)
+            page = source.page_bytes(layer, index)
+            if view is not None and page is not None:  # a page of holes is none on both sides
+                np.frombuffer(view, np.uint8)[:] = np.frombuffer(page, np.uint8)
     session.finish_restore()
 
 
