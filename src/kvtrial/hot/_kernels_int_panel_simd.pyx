@@ -4,8 +4,8 @@
 
 Factors are what a panel is multiplied with, rounded: for scores the query, once a span, in blocks of 32; for
 values the weights of at most 32 rows, each times its row's step. They are int16 where codes are int8, and
-int8 where codes have 4 bits; so 32 of their products fit into int32, and eight of the latter into int16. A sum
-covers a depth of 32 at most: a block of K, 32 rows of V. All of it is exact until it is made float.
+int8 where codes have 4 bits; so 32 of their products fit into int32, and eight of the latter into int16.
+A sum covers a depth of 32 at most: a block of K, 32 rows of V. All of it is exact until it is made float.
 
 A nibble is its code + 8, so 8 times the sum of the factors is taken off. Where rows are stored rotated, the
 query is too, and the output is turned back once a span.
