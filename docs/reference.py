@@ -13,12 +13,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+from kvtrial.show import tables
+from kvtrial.tools.command import parser
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Columns of a help text, so that it is the same on every machine.
@@ -31,25 +35,33 @@ def arms(which: str) -> str:
     ours = [p.load() for p in points if p.dist is not None and p.dist.name == "kvtrial"]
     ours.sort(key=lambda arm: arm.name)
     if which == "what":
-        rows = [(f"**{arm.name}**", arm.title, arm.profile.name, arm.role) for arm in ours]
-        return _table(("arm", "what it is", "rows", "role"), rows)
-    rows = [
-        (
-            f"**{arm.name}**",
-            arm.owner,
-            arm.language,
-            f"`{arm.layout}`",
-            ", ".join(arm.missing_capabilities) or "nothing",
+        return tables.markdown(
+            [
+                {
+                    "arm": f"**{arm.name}**",
+                    "what it is": arm.title,
+                    "rows": arm.profile.name,
+                    "role": arm.role,
+                }
+                for arm in ours
+            ]
         )
-        for arm in ours
-    ]
-    return _table(("arm", "owner", "kernel", "layout", "lacks"), rows)
+    return tables.markdown(
+        [
+            {
+                "arm": f"**{arm.name}**",
+                "owner": arm.owner,
+                "kernel": arm.language,
+                "layout": f"`{arm.layout}`",
+                "lacks": ", ".join(arm.missing_capabilities) or "nothing",
+            }
+            for arm in ours
+        ]
+    )
 
 
 def commands() -> str:
     """A Markdown section for each command, with its help as it is printed."""
-    from kvtrial.tools.command import parser
-
     os.environ["COLUMNS"] = COLUMNS
     (subcommands,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
     found = {f"kvtrial {name}": sub.format_help() for name, sub in subcommands.choices.items()}
@@ -60,44 +72,25 @@ def make_targets() -> str:
     """A Markdown table of the Makefile's targets that have a line of help."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     found = re.findall(r"^([a-z0-9-]+):.*?## (.+)$", text, re.MULTILINE)
-    return _table(("target", "what it does"), [(f"`make {name}`", line) for name, line in found])
+    return tables.markdown(
+        [{"target": f"`make {name}`", "what it does": line} for name, line in found]
+    )
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+def _directive(made: Callable[..., str]) -> type[SphinxDirective]:
+    """The Markdown that a function gives, told the directive's argument, parsed where that stands."""
 
+    class Made(SphinxDirective):
+        optional_arguments = 1
 
-class _Made(SphinxDirective):
-    """Markdown that `text` gives, parsed where the directive stands."""
+        def run(self) -> list[nodes.Node]:
+            self.env.note_reread()  # of what it shows Sphinx watches no file
+            return self.parse_text_to_nodes(made(*self.arguments), allow_section_headings=True)
 
-    optional_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        self.env.note_reread()  # of what it shows Sphinx watches no file
-        return self.parse_text_to_nodes(self.text(), allow_section_headings=True)
-
-    def text(self) -> str:
-        raise NotImplementedError
-
-
-class Arms(_Made):
-    def text(self) -> str:
-        return arms(self.arguments[0])
-
-
-class Commands(_Made):
-    def text(self) -> str:
-        return commands()
-
-
-class MakeTargets(_Made):
-    def text(self) -> str:
-        return make_targets()
+    return Made
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("arms", Arms)
-    app.add_directive("commands", Commands)
-    app.add_directive("make-targets", MakeTargets)
+    for name, made in {"arms": arms, "commands": commands, "make-targets": make_targets}.items():
+        app.add_directive(name, _directive(made))
     return {"parallel_read_safe": True}

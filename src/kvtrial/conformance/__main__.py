@@ -16,8 +16,9 @@ from pathlib import Path
 from kvtrial import candidates
 from kvtrial.conformance.isolated import result, write
 from kvtrial.conformance.suite import TESTS, Outcome, run
-from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError, page_size, shown
+from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError, shown
 from kvtrial.host import build
+from kvtrial.host.arguments import page_sizes
 from kvtrial.measure import allocations
 
 
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the JSON to write")
     parser.add_argument(
         "--page-tokens",
-        type=_page_sizes,
+        type=page_sizes,
         default=PAGE_TOKENS,
         help="page sizes P in tokens, with commas (default: %(default)s)",
     )
@@ -56,15 +57,6 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         parser.exit(2, f"{shown(str(chosen.out))} can't be written ({error}); give another file\n")
     return 0 if document["passed"] else 1
-
-
-def _page_sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(page_size(int(part)) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)}: give some of {', '.join(map(str, PAGE_TOKENS))}, with commas"
-        ) from None
 
 
 def count_allocations() -> None:

@@ -9,6 +9,7 @@ Read `machine` first.
 `paths`        where configuration, results and schemas lie
 `files`        the one way to write a file: beside, then renamed
 `printed`      what is printed for people: consoles, tables and bars whose texts are literal
+`arguments`    what parsers of commands understand: numbers within bounds, near misses of a name
 `shapes`       names of head shapes
 `selection`    the adopted outcome by head shape: the default store, what is retired
 =============  =====================================================================================

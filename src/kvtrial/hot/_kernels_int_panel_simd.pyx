@@ -48,7 +48,16 @@ from kvtrial.hot._quants cimport (
 )
 from kvtrial.hot._rotation cimport rotate
 from kvtrial.hot._simd cimport LANES, kv_load, kv_lowest_bit, kv_mul, kv_store_int16
-from kvtrial.hot._tile cimport ROWS, Tile, ask_for, hide, soften, tile_fn, walk
+from kvtrial.hot._tile cimport (
+    ROWS,
+    Tile,
+    ask_for,
+    heads_together,
+    hide,
+    soften,
+    tile_fn,
+    walk,
+)
 
 
 cdef enum:
@@ -230,10 +239,7 @@ cdef inline void multiply(
     """So many column vectors of the panel for the whole group."""
     cdef int32_t head = 0, heads
     while head < tile.group:
-        # An odd group begins with five: what is left is even, and no three or one is among it.
-        heads = tile.group - head
-        if heads > 4:
-            heads = 5 if heads % 2 else 4
+        heads = heads_together(tile.group - head)
         if heads == 5:
             multiply_heads(tile, panel, head, vectors, 5, scores, code)
         elif heads == 4:

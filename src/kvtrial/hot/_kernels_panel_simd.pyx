@@ -33,7 +33,16 @@ from kvtrial.hot._simd cimport (
     kv_zero,
     vector,
 )
-from kvtrial.hot._tile cimport ROWS, Tile, ask_for, hide, share, soften, walk
+from kvtrial.hot._tile cimport (
+    ROWS,
+    Tile,
+    ask_for,
+    heads_together,
+    hide,
+    share,
+    soften,
+    walk,
+)
 
 
 ctypedef fused element_t:
@@ -197,10 +206,7 @@ cdef inline void multiply(
     """The whole panel for the whole group."""
     cdef int32_t head = 0, heads
     while head < tile.group:
-        # An odd group begins with five: what is left is even, and no three or one is among it.
-        heads = tile.group - head
-        if heads > 4:
-            heads = 5 if heads % 2 else 4
+        heads = heads_together(tile.group - head)
         if heads == 5:
             multiply_heads(tile, panel, head, 5, scores, format)
         elif heads == 4:

@@ -77,6 +77,16 @@ cdef inline int64_t share(const Tile *tile, int32_t work) noexcept nogil:
     return work * tile.ahead // (tile.group * (vectors + 1))
 
 
+cdef inline int32_t heads_together(int32_t left) noexcept nogil:
+    """How many of so many heads share a panel's vectors next, five at most.
+
+    An odd group begins with five: what is left is even, and no three or one is among it.
+    """
+    if left > 4:
+        return 5 if left % 2 else 4
+    return left
+
+
 cdef inline void hide(const Tile *tile, float *scores) noexcept nogil:
     """Rows outside the mask score -inf, whatever lies in them."""
     cdef uint64_t hidden = ~tile.mask

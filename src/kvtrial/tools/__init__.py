@@ -1,7 +1,7 @@
 """What a person types: the command ``kvtrial``. A new verb is a function of `verbs` and a few lines of `command`.
 
 ===============  ===================================================================================
-`command`        the parser, with `arguments`; `verbs` does what was asked for
+`command`        the parser; `verbs` does what was asked for
 `completion`     the parser as a script of a shell
 `pipeline`       the whole trial: `kvtrial run`
 `registering`    a registration with another candidate, or with the cells of recorded `traffic`

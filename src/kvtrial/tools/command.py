@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvtrial.contract import MAX_THREADS, MAX_TOKENS, PAGE_TOKENS
+from kvtrial.host.arguments import Parser, Version, page_sizes, share, whole, wholes
 from kvtrial.run import layout
 from kvtrial.run.exits import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_SLOWER
 from kvtrial.tools import verbs
-from kvtrial.tools.arguments import Parser, Version, page_sizes, share, whole, wholes
 from kvtrial.tools.completion import SHELLS
 
 #: Decodes of each arm that `kvtrial try` makes at most: hours of them.

@@ -1,4 +1,4 @@
-"""What the command's parser understands: numbers within bounds, near misses of a name, the version."""
+"""What the parsers of commands understand: numbers within bounds, near misses of a name, the version."""
 
 from __future__ import annotations
 
