@@ -418,7 +418,7 @@ def test_a_block_without_arms_says_so(run):
 
 def test_a_block_that_finds_out_who_is_slow_does_the_work_of_one_that_was_told(run, monkeypatch):
     """Equal bytes in every block: the steps that showed it are undone."""
-    monkeypatch.setattr(block.rotation, "slow_arms", lambda step_ns, ratio: ["A2"])
+    monkeypatch.setattr(block.rotation, "slow_arms", lambda *_: ["A2"])
     found, told = (
         {
             (row["candidate"], row["metric"]): row["text"]
@@ -441,6 +441,7 @@ def test_an_arm_that_was_interrupted_is_not_taken_for_slow(monkeypatch):
         spec: ClassVar = {
             "seed": 1,
             "slow": None,
+            "reference": "K1",
             "rotation": {"slow_ratio": 2.5},
             "candidates": list(wall),
         }

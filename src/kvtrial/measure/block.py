@@ -342,7 +342,8 @@ def _slow(arms: dict[str, Arm], stepper: Stepper) -> list[str]:
             spent = clock.elapsed_ns(start, clock.own_ns(), f"a first step of {name}")
             least_ns[name] = min(least_ns[name], spent)
     if told is None:
-        told = rotation.slow_arms(least_ns, stepper.spec["rotation"]["slow_ratio"])
+        rules, reference = stepper.spec["rotation"], stepper.spec["reference"]
+        told = rotation.slow_arms(least_ns, rules["slow_ratio"], reference)
     return [name for name in arms if name in told]
 
 

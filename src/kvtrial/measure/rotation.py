@@ -83,11 +83,14 @@ def most_steps(arms: int, rounds: int, warmup: int, alone: int) -> int:
     return warmup + max(rounds_of(fast, rounds) for fast in range(1, arms + 1)) + alone
 
 
-def slow_arms(step_ns: Mapping[str, int], ratio: float) -> list[str]:
-    """Arms whose step takes more than ``ratio`` times the fastest one's, sorted."""
-    if not step_ns:
+def slow_arms(step_ns: Mapping[str, int], ratio: float, reference: str) -> list[str]:
+    """Arms whose step takes more than ``ratio`` times the reference's, sorted.
+
+    Not the fastest arm's: one of fewer bits leaves the reference itself far behind, and what is compared with it.
+    """
+    if reference not in step_ns:
         return []
-    limit = ratio * min(step_ns.values())
+    limit = ratio * step_ns[reference]
     return sorted(name for name, spent in step_ns.items() if spent > limit)
 
 

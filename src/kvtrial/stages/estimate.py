@@ -172,9 +172,9 @@ def _rotation_block_s(
         return 0.0
     rules, context = protocol["rotation"], cell["context"]
     step = {name: speed.step_s(name, cell) for name in set(names)}
-    slow = set(
-        rotation.slow_arms({n: round(s * 1e9) for n, s in step.items()}, rules["slow_ratio"])
-    )
+    took_ns = {name: round(seconds * 1e9) for name, seconds in step.items()}
+    reference = protocol["decision"]["reference"]
+    slow = set(rotation.slow_arms(took_ns, rules["slow_ratio"], reference))
     fast = [name for name in names if name not in slow]
     rounds = rotation.rounds_of(len(fast), cell.get("rounds", rules["rounds"]))
     turns = rounds // rules["slow_every"]
