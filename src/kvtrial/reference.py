@@ -155,16 +155,20 @@ def tolerance(
     group = heads // k64.shape[1]
     n = len(rows)
     for head in range(heads):
-        keys, values = k64[rows, head // group], v64[rows, head // group]
-        scores = scale * (keys * q64[head]).sum(axis=1)
+        if head % group == 0:  # what the heads of a group share
+            kv_head = head // group
+            keys, values = k64[rows, kv_head], v64[rows, kv_head]
+            dk, stored_value = (np.ascontiguousarray(e[:, kv_head]) for e in (k_error, v_error))
+            key_sizes, magnitude = np.abs(keys), np.abs(values) + stored_value
+            moved = None if profile.weights is None else _largest_nearby(profile.weights(values))
+        scores = scale * _rows_times(keys, q64[head])
         top = scores.max()
         if np.isneginf(top):  # exact zeros
             continue
-        products = np.abs(keys * q64[head]).sum(axis=1)
-        dk = k_error[:, head // group]
-        stored = (dk * np.abs(q64[head])).sum(axis=1)
+        products = _rows_times(key_sizes, np.abs(q64[head]))
+        stored = _rows_times(dk, np.abs(q64[head]))
         if q_error[head].any():  # a key of inf times 0 would be NaN
-            stored += ((np.abs(keys) + dk) * q_error[head]).sum(axis=1)
+            stored += _rows_times(key_sizes + dk, q_error[head])
         score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
         running = np.maximum.accumulate(scores)
         rises = 1 + np.count_nonzero(np.diff(running))
@@ -178,22 +182,31 @@ def tolerance(
         heavy = scores + score_error > top - score_error.max() - 87
         worst = weight_error[heavy].max()
         factor = np.expm1(np.minimum(weight_error + worst, 700.0)) + 2 * _gamma(n) + 4 * _U
-        stored_value = v_error[:, head // group]
-        magnitude = np.abs(values) + stored_value
         bound[head] = (
-            (weights[:, None] * (factor[:, None] * magnitude)).sum(axis=0)
-            + (weights[:, None] * (1 + factor[:, None]) * stored_value).sum(axis=0)
+            _weighted(weights * factor, magnitude)
+            + _weighted(weights * (1 + factor), stored_value)
             + n * 2.0**-126 * magnitude.max(axis=0)
         )
-        if profile.weights is not None:
-            rounded = (weights * np.exp(np.minimum(weight_error + worst, 700.0)))[:, None]
-            moved = _largest_nearby(rounded) * _largest_nearby(profile.weights(values))
-            bound[head] += moved.sum(axis=0)
+        if moved is not None:
+            rounded = weights * np.exp(np.minimum(weight_error + worst, 700.0))
+            bound[head] += _weighted(_largest_nearby(rounded), moved)
     return bound
 
 
+def _rows_times(rows: F64, x: F64) -> F64:
+    """rows (N, D) times x (D,): (N,), without the products in memory."""
+    out: F64 = np.einsum("nd,d->n", rows, x)
+    return out
+
+
+def _weighted(weights: F64, rows: F64) -> F64:
+    """The sum of rows (N, D) by their weights (N,): (D,)."""
+    out: F64 = np.einsum("n,nd->d", weights, rows)
+    return out
+
+
 def _largest_nearby(x: F64) -> F64:
-    """Of each element of a column of x (N, D), the largest among the rows less than `NEIGHBOURS` from it."""
+    """Of each element of x (N, …), the largest among those of the rows less than `NEIGHBOURS` from its own."""
     return maximum_filter1d(x, 2 * NEIGHBOURS - 1, axis=0, mode="nearest")
 
 

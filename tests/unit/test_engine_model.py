@@ -100,6 +100,26 @@ def test_a_prefill_gives_the_logits_of_all_positions_in_pieces(tiny):
         assert np.array_equal(last, rows[-1])
 
 
+def test_texts_side_by_side_have_the_logits_of_texts_alone(tiny):
+    """A text that runs over a chunk's end, sessions that are not empty, and one that is longer than a piece."""
+    model, expected = tiny
+    ids = expected["ids"]
+    texts = [ids[:5], (ids * 12)[:520], ids[3:4], (ids * 2)[:70]]
+    sessions = [model.open_store("any", tokens=530).open_session() for _ in texts]
+    model.prefill(sessions[0], ids[:2], activations="fp32")
+    found = [[] for _ in texts]
+
+    def each(text, first, logits):
+        assert first == sum(map(len, found[text])) and len(logits) <= LOGITS_ROWS
+        found[text].append(logits)
+
+    model.prefill_texts(sessions, texts, each, threads=2, activations="fp32")
+    for text, (own, rows) in enumerate(zip(texts, map(np.concatenate, found))):
+        alone = model.logits([*ids[:2], *own])[2:] if text == 0 else model.logits(own)
+        np.testing.assert_allclose(rows, alone, atol=1e-5 * np.abs(alone).max())
+    assert [session.length(0) for session in sessions] == [7, 520, 1, 70]
+
+
 def test_quantised_activations_stay_close(tiny):
     model, expected = tiny
     logits = model.logits(expected["ids"], activations="quantised")

@@ -13,7 +13,7 @@ from kvtrial.stages import estimate, m1, workload
 from kvtrial.stages.estimate import STAGE_S, Curve, Speed
 
 SHAPE = {"layers": 30, "q_heads": 9, "kv_heads": 3, "head_dim": 64}
-ONCE = {"start_s": 1.5, "load_s": 0.5, "probe_s": 0.25, "prompt_s": 0.1}
+ONCE = {"start_s": 1.5, "load_s": 0.5, "probe_s": 0.25, "prompts_s": 2.5, "position_s": 0.002}
 
 
 def speed(names: tuple[str, ...] = ("K0", "K1", "C0")) -> Speed:
@@ -72,7 +72,9 @@ def test_the_stages_are_their_blocks() -> None:
     protocol = copy.deepcopy(REGISTERED)
     protocol["candidates"] = ["K0", "K1", "K3"]  # K3 did not run
     cells = [c for c in protocol["cells"] if c["profile"] == "default"]
-    per_block = estimate.block_seconds(speed(), protocol, cells, m1.shapes(protocol, SHAPE))
+    per_block = estimate.block_seconds(
+        speed(), protocol, "default", cells, m1.shapes(protocol, SHAPE)
+    )
     start = 1.5 + 0.5 + 0.25  # the process, the model, one reading of the probes
     # Two arms, both fast: 4 rounds of warm-up, and 64 or 24, which are whole cycles of two.
     for context, rounds in ((512, 64), (4096, 64), (16384, 24)):
@@ -88,14 +90,16 @@ def test_the_stages_are_their_blocks() -> None:
     assert set(per_block["m1"]) == {
         f"{c}x1x1-{shape}" for c in (512, 4096, 16384) for shape in ("9q3kv", "14q2kv")
     }
-    found = estimate.stage_seconds(speed(), protocol, cells, per_block, trained=8192, jobs=2)
+    found = estimate.stage_seconds(
+        speed(), protocol, "default", cells, per_block, trained=8192, jobs=2
+    )
     m2 = sum(8 * per_block["m2"][f"{c}x1x1"] for c in (4096, 512, 16384))
     assert found["m2"] == pytest.approx(STAGE_S + m2)
     assert found["aa"] == pytest.approx(STAGE_S + 8 * three)
     assert found["direct_write"] == pytest.approx(STAGE_S + 8 * four)
     # K0 is compared over one chunk of 16 positions, K1 fed with four as the others would be.
-    chunks = sum(2 + (16 + 64 / 2) * 1e-6 * c + 80 * 0.1 / 64 for c in (512, 4096, 16384))
-    assert found["parity"] == pytest.approx(STAGE_S + 4 * 2.0 + 24 * 2 * 0.1 + chunks)
+    chunks = sum(2 + (16 + 64 / 2) * 1e-6 * c + 80 * 0.002 for c in (512, 4096, 16384))
+    assert found["parity"] == pytest.approx(STAGE_S + 4 * 2.0 + 2 * 2.5 + chunks)
     # Four go through the suite: the control too, and K3 might run there.
     assert found["conformance"] == pytest.approx(STAGE_S + estimate.CONFORMANCE_S * 3 * 4 / 2)
 
@@ -122,7 +126,7 @@ def test_a_narrow_format_has_more_regions_to_fill_and_to_warm_up(
     protocol["candidates"] = ["K1", "K2"]
     cells = [c for c in protocol["cells"] if c["context"] == 4096 and c["profile"] == "default"]
     found = estimate.block_seconds(
-        speed(("K1", "K2", "C0")), protocol, cells, m1.shapes(protocol, SHAPE)
+        speed(("K1", "K2", "C0")), protocol, "full", cells, m1.shapes(protocol, SHAPE)
     )
     # 128 MiB are 21.3 regions of 6 MiB, and 42.7 of half of that; a layer takes 137 us, so that eight
     # calls make a millisecond.
@@ -135,9 +139,29 @@ def test_a_narrow_format_has_more_regions_to_fill_and_to_warm_up(
     )
 
 
+def test_only_what_the_run_profile_times_costs_blocks() -> None:
+    cell = {"context": 512, "sessions": 1, "threads": 1, "role": "veto"}
+    two, four = (
+        estimate.block_seconds(
+            speed(("K1", "K2", "K5T", "K7")),
+            REGISTERED,
+            profile,
+            [cell],
+            m1.shapes(REGISTERED, SHAPE),
+        )["m2"]["512x1x1"]
+        for profile in ("default", "full")
+    )
+    # Cycles of two and of four; K2 and K7 are timed in profile full.
+    step = 0.010512
+    assert two == pytest.approx(1.5 + 0.5 + 0.25 + 2 + 2 * 68 * step + oracle_s(2, 512))
+    assert four == pytest.approx(1.5 + 0.5 + 0.25 + 4 + 4 * 68 * step + oracle_s(4, 512))
+
+
 def test_both_head_shapes_are_measured_with_all_threads_too() -> None:
     cell = {"context": 512, "sessions": 1, "threads": 2, "role": "extra"}
-    found = estimate.block_seconds(speed(), REGISTERED, [cell], m1.shapes(REGISTERED, SHAPE))
+    found = estimate.block_seconds(
+        speed(), REGISTERED, "full", [cell], m1.shapes(REGISTERED, SHAPE)
+    )
     assert set(found["m1"]) == {"512x1x2-9q3kv", "512x1x2-14q2kv"}
 
 

@@ -258,7 +258,7 @@ def test_the_estimate_asks_every_arm_and_prefills_only_what_is_missing(
     for name, own in contexts.items():
         for metric in ("arm_s", "step_s", "attention_s"):
             assert {(f"calibrate/{metric}", name, context) for context in own} <= found
-    once = {"start_s", "load_s", "probe_s", "prompt_s"}
+    once = {"start_s", "load_s", "probe_s", "prompts_s", "position_s"}
     assert {(f"calibrate/{metric}", None, None) for metric in once} <= found
     assert all(r["value"] > 0 for r in (*rows, *others))
     prefills = {("calibrate/prefill_s", None, 0), ("calibrate/prefill_s", None, 48)}
@@ -683,6 +683,29 @@ def test_parity_compares_every_arm_and_reduced_precision_over_more(run, argument
     assert (rows.query("metric == 'parity/positions' and context == 48")["value"] == 16).all()
     agrees = rows.query("metric == 'quality/top1_agrees' and context == 48")["value"]
     assert agrees.between(0, 16).all() and agrees.mean() > 15
+
+
+def test_an_arm_that_is_not_timed_is_compared_over_as_little_as_an_exact_one():
+    registered = {
+        "candidates": ["K1", "K2", "K5"],
+        "timed_in_full": ["K5"],
+        "decision": {"profiles": ["K2", "K5"]},
+        "parity": {"slow": [], "chunks": 4, "slow_chunks": 1, "decode_steps": 3},
+        "quality": {
+            "chunks": 64,
+            "reported_chunks": 8,
+            "places": 4,
+            "chunk_tokens": 16,
+            "decode": {"context": 512, "steps": 32},
+        },
+    }
+    for profile, few in (("default", True), ("full", False)):
+        chunks = {
+            name: parity_stage.chunks(registered, profile, name, 512, 8192)
+            for name in ("K1", "K2", "K5")
+        }
+        assert chunks == {"K1": 4, "K2": 64, "K5": 4 if few else 64}
+        assert parity_stage.decode_steps(registered, profile, "K5", 512) == (3 if few else 32)
 
 
 def test_a_text_is_fed_after_the_context_and_chunks_are_of_their_text(run, model):

@@ -8,7 +8,9 @@ model is never in memory as float32.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -32,6 +34,14 @@ from kvtrial.engine.weights import Weights
 TILE_FLOATS = 1 << 17
 #: Tiles have a multiple of so many weight rows: the register tiles of a GEMM come out even.
 TILE_ROWS = 32
+
+
+class _Span(NamedTuple):
+    """A session's rows in a chunk, and their positions in the session."""
+
+    session: KVSession
+    rows: slice
+    positions: I64
 
 
 class Prefill:
@@ -66,24 +76,29 @@ class Prefill:
         self._gate = np.empty((chunk, c.ffn), np.float32)
         self._up = np.empty((chunk, c.ffn), np.float32)
 
-    def run(self, session: KVSession, ids: I64) -> F32:
-        """Append ``ids`` (n <= chunk) to the session; hidden states (n, hidden), good until the next
-        run. When a store refuses, the rows of the unfinished step are dropped."""
-        n = len(ids)
-        start = session.length(0)
-        positions = np.arange(start, start + n, dtype=np.int64)
-        turns = rope_turns(positions, self.frequencies)
+    def run(self, parts: Sequence[tuple[KVSession, I64]]) -> F32:
+        """Append ids to each session, n <= chunk in all: the weights are read once for all of them. Hidden states
+        (n, hidden), part after part, good until the next run. When a store refuses, the rows of the unfinished
+        step are dropped."""
+        spans, n = [], 0
+        for session, ids in parts:
+            start = session.length(0)
+            positions = np.arange(start, start + len(ids), dtype=np.int64)
+            spans.append(_Span(session, slice(n, n + len(ids)), positions))
+            n += len(ids)
+        turns = rope_turns(np.concatenate([span.positions for span in spans]), self.frequencies)
         hidden = self._hidden[:n]
-        self.weights.embedding.dequantise_rows(ids, hidden)
+        self.weights.embedding.dequantise_rows(np.concatenate([ids for _, ids in parts]), hidden)
         if self.config.architecture.scaled_embedding:
             hidden *= np.float32(self.config.embedding_scale)
         try:
             with self._one_blas_thread():
                 for index, layer in enumerate(self.weights.layers):
-                    self._layer(session, index, layer, positions, turns)
+                    self._layer(spans, index, layer, turns)
         except BaseException:
-            with contextlib.suppress(KVError):
-                session.abandon_step()
+            for session, _ in parts:
+                with contextlib.suppress(KVError):
+                    session.abandon_step()
             raise
         return hidden
 
@@ -97,10 +112,8 @@ class Prefill:
             self._multiply(self._normed[:n], (head.output, out))
         return out
 
-    def _layer(
-        self, session: KVSession, index: int, layer: Layer, positions: I64, turns: F32
-    ) -> None:
-        n, c = len(positions), self.config
+    def _layer(self, spans: list[_Span], index: int, layer: Layer, turns: F32) -> None:
+        n, c = spans[-1].rows.stop, self.config
         hidden, normed, delta = self._hidden[:n], self._normed[:n], self._delta[:n]
         q, k, v, attended = self._q[:n], self._k[:n], self._v[:n], self._attended[:n]
         gate, up = self._gate[:n], self._up[:n]
@@ -116,8 +129,9 @@ class Prefill:
                 heads = rows.reshape(-1, c.head_dim)
                 rms_norm_rows(heads, norm, c.rms_eps, heads, self._threads)
             rotate_rows(rows, turns, c.architecture.halves, self._threads)
-        session.append(index, positions, k, v)
-        session.attend_block(index, q, attended, c.attention_scale)
+        for session, own, positions in spans:
+            session.append(index, positions, k[own], v[own])
+            session.attend_block(index, q[own], attended[own], c.attention_scale)
         self._multiply(attended.reshape(n, -1), (layer.out, delta))
         hidden += delta
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +222,7 @@ class Model:
         callback(each, "each")
         run = self._prefill(min(chunk, len(tokens)), threads, activations)
         for start in range(0, len(tokens), chunk):
-            hidden = run.run(session, tokens[start : start + chunk])
+            hidden = run.run([(session, tokens[start : start + chunk])])
             if each is not None:
                 for first in range(0, len(hidden), LOGITS_ROWS):
                     last = run.logits(hidden[first : first + LOGITS_ROWS])
@@ -231,6 +233,46 @@ class Model:
             last = run.logits(hidden[-1:])
         logits: F32 = last[-1]
         return logits
+
+    def prefill_texts(
+        self,
+        sessions: Sequence[KVSession],
+        texts: Sequence[Iterable[int]],
+        each: Callable[[int, int, F32], object],
+        threads: int = 1,
+        activations: str = "quantised",
+    ) -> None:
+        """Append a text to each session side by side: many short ones read the weights as often as a long one.
+
+        Parameters
+        ----------
+        sessions : sequence of KVSession
+            All different, of one store or several.
+        texts : sequence of ints
+            One for each session, none empty.
+        each : callable
+            Called with (text, its first position, logits (m, vocab)) for all positions of all texts, in order,
+            m <= `LOGITS_ROWS`. An array is the callee's to keep.
+        threads, activations
+            As in `prefill`.
+        """
+        checked = [self._checked_ids(ids) for ids in texts]
+        for session in sessions:
+            self._check_shape(session)
+        threads = integer(threads, "threads", 1, MAX_THREADS)
+        callback(each, "each")
+        run = self._prefill(min(CHUNK, sum(map(len, checked))), threads, activations)
+        for parts in _runs(checked, CHUNK):
+            hidden = run.run([(sessions[text], ids) for text, _, ids in parts])
+            owners = [(text, first + row) for text, first, ids in parts for row in range(len(ids))]
+            for start in range(0, len(owners), LOGITS_ROWS):
+                logits = run.logits(hidden[start : start + LOGITS_ROWS])
+                for text, own in itertools.groupby(
+                    owners[start : start + LOGITS_ROWS], key=itemgetter(0)
+                ):
+                    (_, first), *others = own
+                    given, logits = np.split(logits, [1 + len(others)])
+                    each(text, first, given)
 
     def decoder(
         self,
@@ -333,6 +375,23 @@ class Model:
                 f"the session's store is (layers, q_heads, kv_heads, head_dim) {shape}; {self.name} "
                 f"is {(c.layers, c.q_heads, c.kv_heads, c.head_dim)}: open it with model.open_store"
             )
+
+
+def _runs(texts: Sequence[I64], chunk: int) -> Iterator[list[tuple[int, int, I64]]]:
+    """Texts end to end, cut into runs of at most ``chunk`` positions: (text, its first position, ids) each."""
+    run: list[tuple[int, int, I64]] = []
+    room = chunk
+    for text, ids in enumerate(texts):
+        first = 0
+        while first < len(ids):
+            part = ids[first : first + room]
+            run.append((text, first, part))
+            first, room = first + len(part), room - len(part)
+            if not room:
+                yield run
+                run, room = [], chunk
+    if run:
+        yield run
 
 
 class Decoder:

@@ -8,7 +8,7 @@ candidates      name to the contexts, in positions, at which it is measured
 page_tokens     P
 probes          passes of the probes, as registered
 baseline        of the parity check
-prompts         token ids of some of its prompts
+prompts         token ids of its prompts
 prefill         store, activations and chunk (positions) that contexts are filled by; null where all of
                 them are there
 ==============  ====================================================================================
@@ -22,7 +22,8 @@ calibrate/probe_s       one reading of the probes
 calibrate/arm_s         opening and filling a candidate's store; ``index``: the context
 calibrate/step_s        one step; ``index``: the context
 calibrate/attention_s   of that, attention, all layers
-calibrate/prompt_s      the baseline's prefill of a prompt, as parity makes it, compared
+calibrate/prompts_s     the baseline's prefill of all prompts, as parity makes it, compared
+calibrate/position_s    the same by position
 calibrate/prefill_s     a chunk on all CPUs; ``index``: positions filled before
 ======================  ============================================================================
 """
@@ -146,7 +147,8 @@ def _parity(model: Any, spec: Spec, note: Callable[[str], None]) -> list[Row]:
         lambda text, first, logits: parity.compare(logits, logits),
         note,
     )
-    return [_row("prompt_s", (time.monotonic() - start) / len(prompts))]
+    spent = time.monotonic() - start
+    return [_row("prompts_s", spent), _row("position_s", spent / sum(map(len, prompts)))]
 
 
 def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtrial import engine
-from kvtrial.contract import F32, KVSession
+from kvtrial.contract import F32
 from kvtrial.measure.child import Row, Spec, failed_row, main
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
 
@@ -91,38 +91,33 @@ def feed(
     note(name)
     snapshot = None if spec["snapshot"] is None else Snapshot.open(spec["snapshot"])
     filled = 0 if snapshot is None else snapshot.tokens
+    threads = spec["threads"]
+    texts = [ids[:n] for ids, n in zip(spec["texts"], lengths)]
+    # Texts that stand alone go side by side; those after a context are rolled back one after the other.
     with opened(
         name,
         shape_of(model),
         tokens=filled + max(*lengths, steps),
+        sessions=len(texts) if snapshot is None else 1,
         page_tokens=spec["page_tokens"],
-        threads=spec["threads"],
-    ) as (_, (session,)):
-        if snapshot is not None:
-            fill(session, snapshot)
-        for text, (ids, n) in enumerate(zip(spec["texts"], lengths)):
-            if n:
+        threads=threads,
+    ) as (_, sessions):
+        fed = functools.partial(model.prefill_texts, threads=threads, activations="fp32")
+        if snapshot is None:
+            fed(sessions, texts, take)
+            return
+        (session,) = sessions
+        fill(session, snapshot)
+        for text, ids in enumerate(texts):
+            if ids:
                 note(name)
-                _prefill(model, session, ids[:n], spec["threads"], functools.partial(take, text))
-                session.rollback_tail(n)
+                fed([session], [ids], lambda _, first, logits, text=text: take(text, first, logits))
+                session.rollback_tail(len(ids))
         if steps:
-            decoder = model.decoder(threads=spec["threads"], activations="fp32")
+            decoder = model.decoder(threads=threads, activations="fp32")
             for step, token in enumerate(spec["texts"][0][:steps]):
                 note(name)
                 take(DECODE, step, decoder.step([session], [token]))
-
-
-def _prefill(
-    model: Any, session: KVSession, ids: list[int], threads: int, take: Callable[[int, F32], object]
-) -> None:
-    done = 0
-
-    def each(logits: F32) -> None:
-        nonlocal done
-        take(done, logits)
-        done += len(logits)
-
-    model.prefill(session, ids, threads=threads, activations="fp32", each=each)
 
 
 def _arm(

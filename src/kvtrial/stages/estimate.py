@@ -33,7 +33,7 @@ from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan, cell_name
 from kvtrial.registration import Protocol
-from kvtrial.run.protocol import entrants
+from kvtrial.run.protocol import entrants, timed
 from kvtrial.stages import m1, parity, workload
 from kvtrial.stages.common import Cell, Stage
 from kvtrial.stages.progress import duration
@@ -50,10 +50,6 @@ CRASH_S, COLD_BLOCK_S = 1.0, 6.0
 VERDICT_S = 10.0
 #: Of a decoded step's attention: a position of the causal block form on all CPUs, but for scalar arms.
 BLOCK_FORM = 0.5
-#: Positions whose matrix products cost as much as those of a prompt, whose weights are read alike.
-POSITIONS_A_PROMPT = 64
-#: Prompts that are tried.
-PROMPTS = 4
 #: A step's part outside attention grows little with the sessions: weights are read once.
 BATCH_COST = 0.3
 
@@ -84,8 +80,8 @@ class Speed:
         Starting a measured process, and loading the model in it.
     probe_s : float
         One reading of the probes.
-    prompt_s : float
-        Prefilling a prompt of the parity check, and comparing.
+    prompts_s, position_s : float
+        Prefilling the prompts of the parity check, and comparing; and a position of them.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -96,8 +92,8 @@ class Speed:
                 points.setdefault(key, {})[row.get("index", 0)] = row["value"]
         self.names = [name for metric, name in points if metric == "step_s"]
         self._curves = {key: Curve(found) for key, found in points.items()}
-        self.start_s, self.load_s, self.probe_s, self.prompt_s = (
-            self.of(metric)(0) for metric in ("start_s", "load_s", "probe_s", "prompt_s")
+        self.start_s, self.load_s, self.probe_s, self.prompts_s, self.position_s = (
+            self.of(f"{once}_s")(0) for once in ("start", "load", "probe", "prompts", "position")
         )
 
     def of(self, metric: str, name: str = "") -> Curve:
@@ -113,10 +109,14 @@ class Speed:
 
 
 def block_seconds(
-    speed: Speed, protocol: Protocol, cells: list[Cell], shapes: dict[str, dict[str, int]]
+    speed: Speed,
+    protocol: Protocol,
+    profile: str,
+    cells: list[Cell],
+    shapes: dict[str, dict[str, int]],
 ) -> dict[str, dict[str, float]]:
-    """Stage → cell → seconds that one block takes."""
-    names = [name for name in protocol["candidates"] if name in speed.names]
+    """Stage → cell → seconds that one block takes, of the arms that the run profile times."""
+    names = [name for name in timed(protocol, profile) if name in speed.names]
     rules = protocol["direct_write"]
     direct: Cell = {
         "context": rules["context"],
@@ -227,6 +227,7 @@ def _sessions_filled(name: str, sessions: float) -> float:
 def stage_seconds(
     speed: Speed,
     protocol: Protocol,
+    profile: str,
     cells: list[Cell],
     per_block: dict[str, dict[str, float]],
     trained: int,
@@ -249,7 +250,7 @@ def stage_seconds(
             SamplingPlan.of_cell(protocol, cell).first * per_block["m2"][cell_name(cell)]
             for cell in cells
         ),
-        "parity": _parity_s(speed, protocol, cells, trained),
+        "parity": _parity_s(speed, protocol, profile, cells, trained),
         "aa": protocol["known_answers"]["blocks"] * sum(per_block["aa"].values()),
         "control": sum(per_block["control"].values()),
         "direct_write": protocol["direct_write"]["blocks"]
@@ -263,15 +264,17 @@ def stage_seconds(
     return {stage: STAGE_S + s for stage, s in each.items()} | {"verdict": VERDICT_S}
 
 
-def _parity_s(speed: Speed, protocol: Protocol, cells: list[Cell], trained: int) -> float:
+def _parity_s(
+    speed: Speed, protocol: Protocol, profile: str, cells: list[Cell], trained: int
+) -> float:
     """Seconds of the parity stage, but for its own start."""
     rules = protocol["parity"]
     names = [name for name in protocol["candidates"] if name in speed.names]
     held = contexts({**protocol, "cells": cells})
     total = (1 + len(held)) * (speed.start_s + speed.load_s)
-    total += rules["prompts"] * len(names) * speed.prompt_s
+    total += len(names) * speed.prompts_s
     for context in held:
-        arms = [(name, parity.chunks(protocol, name, context, trained)) for name in names]
+        arms = [(name, parity.chunks(protocol, profile, name, context, trained)) for name in names]
         # The comparison is fed as much as whoever is compared over most.
         most = max((count for _, count in arms), default=0)
         arms = [(n, most if n == rules["comparison"] else c) for n, c in arms]
@@ -279,8 +282,7 @@ def _parity_s(speed: Speed, protocol: Protocol, cells: list[Cell], trained: int)
             positions = count * protocol["quality"]["chunk_tokens"]
             attention = 1.0 if name in rules["slow"] else BLOCK_FORM
             total += speed.of("arm_s", name)(context) + positions * (
-                attention * speed.of("attention_s", name)(context)
-                + speed.prompt_s / POSITIONS_A_PROMPT
+                attention * speed.of("attention_s", name)(context) + speed.position_s
             )
     return total
 
@@ -321,7 +323,7 @@ def calibrate(
         "page_tokens": stage.protocol["page_tokens"],
         "probes": stage.protocol["probes"],
         "baseline": stage.protocol["parity"]["baseline"],
-        "prompts": prompts[:PROMPTS],
+        "prompts": prompts,
         "prefill": prefill if missing else None,
     }
 
@@ -350,10 +352,12 @@ def main(argv: list[str] | None = None) -> int:
         speed = calibrate(stage, plan, missing, prompts)
     cells = plan.held(stage.cells())
     trained = ModelConfig.from_gguf(read_gguf(stage.gguf)).context_length
-    per_block = block_seconds(speed, stage.protocol, cells, m1.shapes(stage.protocol, plan.shape))
+    per_block = block_seconds(
+        speed, stage.protocol, stage.profile, cells, m1.shapes(stage.protocol, plan.shape)
+    )
     seconds = {
         "workload": STAGE_S + look_s + workload_seconds(speed, plan, missing),
-        **stage_seconds(speed, stage.protocol, cells, per_block, trained, args.jobs),
+        **stage_seconds(speed, stage.protocol, stage.profile, cells, per_block, trained, args.jobs),
     }
     said = ", ".join(f"{name} {duration(s)}" for name, s in seconds.items())
     print(

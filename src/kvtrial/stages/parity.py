@@ -47,18 +47,24 @@ def prompts(stage: Stage) -> list[list[int]]:
     return [tokenizer.encode(text) for text in texts]
 
 
-def chunks(registered: Protocol, name: str, context: int, trained: int) -> int:
+def judged(registered: Protocol, profile: str) -> list[str]:
+    """Arms of reduced precision that a run profile times: their quality decides whether they may be run."""
+    timed = protocol.timed(registered, profile)
+    return [name for name in registered["decision"]["profiles"] if name in timed]
+
+
+def chunks(registered: Protocol, profile: str, name: str, context: int, trained: int) -> int:
     """Chunks over which a candidate is compared with `parity.comparison` at a context."""
-    if name in registered["decision"]["profiles"]:
+    if name in judged(registered, profile):
         return quality.chunks(registered, context, trained)
     rules = registered["parity"]
     return int(rules["slow_chunks" if name in rules["slow"] else "chunks"])
 
 
-def decode_steps(registered: Protocol, name: str, context: int) -> int:
+def decode_steps(registered: Protocol, profile: str, name: str, context: int) -> int:
     """Decoded steps over which a candidate is compared at a context."""
     decode = registered["quality"]["decode"]
-    if name in registered["decision"]["profiles"] and context == decode["context"]:
+    if name in judged(registered, profile) and context == decode["context"]:
         return int(decode["steps"])
     return int(registered["parity"]["decode_steps"])
 
@@ -89,7 +95,8 @@ def context_spec(
     registered = stage.protocol
     rules = registered["quality"]
     lengths = {
-        name: positions(registered, chunks(registered, name, context, trained)) for name in arms
+        name: positions(registered, chunks(registered, stage.profile, name, context, trained))
+        for name in arms
     }
     longest = max(max(of_places) for of_places in lengths.values())
     return {
@@ -98,7 +105,7 @@ def context_spec(
         "reference": registered["parity"]["comparison"],
         "positions": lengths,
         "chunk": rules["chunk_tokens"],
-        "decode": {name: decode_steps(registered, name, context) for name in arms},
+        "decode": {name: decode_steps(registered, stage.profile, name, context) for name in arms},
     }
 
 
