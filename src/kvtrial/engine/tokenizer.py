@@ -24,7 +24,7 @@ from tokenizers.models import BPE
 
 from kvtrial.contract import InvalidArgument, flag, integer, integers, shown
 from kvtrial.engine.errors import GgufInvalid, TokenizerUnsupported, UnknownToken
-from kvtrial.engine.gguf import GgufFile
+from kvtrial.engine.gguf import STRINGS, GgufFile
 
 #: ``tokenizer.ggml.model`` of the two kinds that run.
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
@@ -261,12 +261,12 @@ class Tokenizer:
 
     def _strings(self, key: str) -> list[str]:
         value = self._get(key)
-        if not isinstance(value, list) or not value:
+        if not isinstance(value, STRINGS) or not value:
             raise GgufInvalid(
                 f"{self._file.path}: tokenizer.ggml.{key} is missing or no array of strings; "
                 "convert the model again with its tokenizer"
             )
-        return value
+        return list(value)
 
     def _numbers(self, key: str, kinds: str) -> np.ndarray:
         """One number a token, of a dtype among ``kinds``; none at all where the key is missing."""
