@@ -31,6 +31,7 @@ from typing import Any, BinaryIO, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from kvtrial.contract import shown
 from kvtrial.engine.errors import (
     GgufInvalid,
     GgufTruncated,
@@ -369,13 +370,20 @@ class _Record(NamedTuple):
 def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
     magic = cursor.data[:4]
     if magic != MAGIC[: len(magic)]:
-        raise cursor.invalid(f"begins with {magic!r}, not {MAGIC!r}: this is not a GGUF file")
+        raise cursor.invalid(
+            f"begins with {magic!r}, not {MAGIC!r}: this is not a GGUF file; a web page or a Git LFS pointer may "
+            "have been saved in its place: fetch it again"
+        )
     cursor.need(4)
     version = cursor.u32()
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        hint = " (a big-endian file)" if swapped in VERSIONS else ""
-        raise cursor.invalid(f"has version {version}{hint}; allowed: {VERSIONS}, little endian")
+        if swapped in VERSIONS:
+            raise cursor.invalid(
+                "is that of a big-endian file; allowed: little endian; the gguf package's `gguf-convert-endian "
+                "FILE little` turns it"
+            )
+        raise cursor.invalid(f"has version {version}; allowed: 2, 3; convert the model again")
     return version, cursor.u64(), cursor.u64()
 
 
@@ -388,7 +396,8 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
         or value & (value - 1)
     ):
         raise GgufInvalid(
-            f"{path}: general.alignment is {value!r}; allowed: a power of two from 8 to 65536"
+            f"{path}: general.alignment is {shown(value)}; allowed: a power of two from 8 to 65536; convert the "
+            "model again"
         )
     return int(value)
 

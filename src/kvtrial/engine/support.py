@@ -39,6 +39,11 @@ _RUNS: dict[str, tuple[Any, ...]] = {
 }
 #: Tensors that some files of these architectures have beside those that are used here.
 _CHANGES_OUTPUT = re.compile(r"\.bias$|\.scale$|_norm\.weight$|^rope_")
+#: What else is to be said of one that does not run.
+_MORE = {
+    "rope.scaling.type": ", or factors in rope_freqs.weight",
+    "expert_count": ": a mixture of experts does not run",
+}
 #: What ends the name of a part of a model.
 _PART = re.compile(r"-\d{5}-of-(?=\d{5}\.gguf$)")
 #: So many names of tensors are in a message; the count is of all.
@@ -77,26 +82,28 @@ def refuse(file: GgufFile, reads_text: bool = False) -> None:
     ]
     if found:
         said = "; ".join(obstacle.said for obstacle in found)
-        raise found[0].error(f"{file.path}: {said}. {_ways_out(file.path, bool(file.strange))}")
+        only_types = all(obstacle.error is UnsupportedTensorType for obstacle in found)
+        raise found[0].error(f"{file.path}: {said}. {_ways_out(file.path, only_types)}")
 
 
 def _no_whole_model(file: GgufFile) -> str | None:
     """What the file is if no model, and what to do with it; None for a model."""
-    kind, count = file.metadata.get("general.type"), file.metadata.get("split.count")
+    said = {key: value for key, value in file.metadata.items() if isinstance(value, (str, int))}
+    kind, count = said.get("general.type"), said.get("split.count", 1)
     path = shlex.quote(str(file.path))
     if kind == "adapter":
         return (
             "is an adapter (LoRA), not a model; allowed: a whole model: merge the two by llama.cpp's "
             f"`llama-export-lora -m MODEL.gguf --lora {path} -o MERGED.gguf`"
         )
-    if kind == "mmproj" or file.metadata.get("general.architecture") == "clip":
+    if kind == "mmproj" or said.get("general.architecture") == "clip":
         return (
             "reads images or sound for a model (mmproj); allowed: a model of text: give the other file, "
             "that of the language model"
         )
     if kind not in (None, "model"):
         return f"general.type is {shown(kind)}; allowed: 'model'; give the file of a model"
-    if type(count) is int and count > 1:
+    if isinstance(count, int) and count > 1:
         first = _PART.sub("-00001-of-", str(file.path))
         return (
             f"is one of {count} parts of a model (split.count); allowed: a whole model: join them by llama.cpp's "
@@ -105,16 +112,16 @@ def _no_whole_model(file: GgufFile) -> str | None:
     return None
 
 
-def _ways_out(path: Path, types: bool) -> str:
+def _ways_out(path: Path, only_types: bool) -> str:
+    """To convert a file helps where nothing but its types stands in the way."""
     quoted = shlex.quote(str(path))
-    convert = ""
-    if types:
-        convert = (
-            f"Convert it by llama.cpp's `llama-quantize --allow-requantize {quoted} OUT.gguf Q8_0`, or better "
-            "from its F16 original; or "
-        )
-    measure = f"measure its shape with random weights: kvtrial models --synthetic {quoted}"
-    return f"{convert}{measure}" if convert else measure[0].upper() + measure[1:]
+    measure = f"easure its shape with random weights: `kvtrial models --synthetic {quoted}`"
+    if not only_types:
+        return f"M{measure}"
+    return (
+        f"Convert it by llama.cpp's `llama-quantize --allow-requantize {quoted} OUT.gguf Q8_0`, or better from "
+        f"its F16 original; or m{measure}"
+    )
 
 
 def _of_types(strange: Mapping[str, Strange]) -> Iterable[Obstacle]:
@@ -124,7 +131,8 @@ def _of_types(strange: Mapping[str, Strange]) -> Iterable[Obstacle]:
     for name, tensor in strange.items():
         by_number.setdefault(tensor.number, []).append(name)
     met = (
-        f"{OTHERS.get(number, f'type {number}')} ({len(names)} tensors, such as {names[0]!r})"
+        f"{OTHERS.get(number, f'type {number}')} ({f'{len(names)} tensors, such as ' * (len(names) > 1)}"
+        f"{names[0]})"
         for number, names in sorted(by_number.items())
     )
     allowed = ", ".join(kind.name for kind in TensorKind)
@@ -140,8 +148,8 @@ def _of_family(metadata: Mapping[str, Any], tensors: Iterable[str]) -> Iterable[
     for key, values in _RUNS.items():
         value = metadata.get(f"{name}.{key}")
         if value is not None and not (isinstance(value, (str, int, float)) and value in values):
-            allowed = ", ".join(map(str, values))
-            said = f"{name}.{key} is {shown(value)}; allowed: {allowed}, or no such key"
+            allowed = f"{', '.join(map(str, values))}, or no such key{_MORE.get(key, '')}"
+            said = f"{name}.{key} is {shown(value)}; allowed: {allowed}"
             yield Obstacle(UnsupportedArchitecture, said)
     yield from _of_heads(metadata, str(name))
     if family is not None and (changing := _changing(family, tensors)):
@@ -168,7 +176,7 @@ def _of_heads(metadata: Mapping[str, Any], name: str) -> Iterable[Obstacle]:
     if window is not None and window < sizes.get("context_length", window + 1):
         said = (
             f"{name}.attention.sliding_window is {window} of {shown(read['context_length'])} positions; allowed: "
-            "the model's context_length, 0, or no such key: every position reads all before it"
+            "the model's context_length, 0, or no such key: here a position reads all before it"
         )
         yield Obstacle(UnsupportedArchitecture, said)
     head_dim = sizes.get("attention.key_length")

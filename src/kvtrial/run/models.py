@@ -154,7 +154,8 @@ def own_file(path: str | Path, otherwise: str) -> Path:
     ):  # a user that has no home: it may be a file's name all the same
         found = found.expanduser()
     if not is_file(found):
-        raise ModelNotFetched(f"no file {shown(str(found))}; {otherwise}")
+        folder = " (it is a folder)" if is_dir(found) else ""
+        raise ModelNotFetched(f"no file {shown(str(path))}{folder}; {otherwise}")
     return found
 
 
@@ -194,7 +195,7 @@ def path_of(name_or_path: str | Path) -> Path:
     if not isinstance(name_or_path, (str, Path)):
         raise _no_model(name_or_path)
     if str(name_or_path).endswith(".gguf"):
-        return own_file(name_or_path, "`kvtrial fetch NAME` fetches a registered model")
+        return own_file(name_or_path, "give the path of a GGUF file, or a name of `kvtrial models`")
     name = str(name_or_path)
     entry(name)
     path = _default_path(name)
