@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from kvtrial.engine.errors import (
     TokenizerUnsupported,
     UnknownModel,
     UnsupportedArchitecture,
-    UnsupportedTensorType,
 )
 from kvtrial.engine.gguf import STRINGS, TensorToWrite, read_gguf, write_gguf
 from kvtrial.engine.kinds import TensorKind
@@ -118,21 +116,6 @@ def test_keys_that_change_nothing_run(sound: Path):
         "split.count": np.uint16(1),
     }
     assert ModelConfig.from_gguf(read_gguf(changed(sound, harmless))).layers == 2
-
-
-def test_converting_is_no_way_out_where_more_than_types_stand_in_it(sound: Path):
-    """Of a tensor of a kind that does not run, the size is not known: no other follows it."""
-    last = f32("rope_factors_long.weight", 8)
-    data = bytearray(changed(sound, {}, (last,)).read_bytes())
-    at = data.index(b"rope_factors_long.weight") + 24 + 4 + 8
-    struct.pack_into("<I", data, at, 39)
-    sound.write_bytes(data)
-    with pytest.raises(
-        UnsupportedTensorType, match=r"MXFP4 \(rope_factors_long.weight\)"
-    ) as refused:
-        ModelConfig.from_gguf(read_gguf(sound))
-    assert "llama has no use for rope_factors_long.weight" in str(refused.value)
-    assert "llama-quantize" not in str(refused.value)
 
 
 #: Files that are no model, or not all of one → what to do with them.
