@@ -23,6 +23,7 @@ import kinds
 from kvtrial.candidates import candidates
 from kvtrial.engine.errors import ModelNotFetched
 from kvtrial.host import machine
+from kvtrial.measure.exclusive import exclusive
 from kvtrial.run import layout, models
 
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -56,6 +57,12 @@ def measured() -> Iterator[tuple[str, float]]:
     yield f"prefill {engine.PREFILL_TOKENS} K1", engine.prefill(model, gguf)
 
 
+def exclusively(figures: Iterator[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+    """The figures, taken while no other job measures."""
+    with exclusive("bench"):
+        yield from figures
+
+
 def main() -> None:
     """Measure, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -70,7 +77,9 @@ def main() -> None:
     )
     print(f"attention at {attention.TOKENS} positions, out of cache")
     print(f"{'what':20}{'now':>7}{'baseline':>10}")
-    for key, now in of_kinds() if args.kinds else itertools.chain(measured(), of_kinds()):
+    for key, now in exclusively(
+        of_kinds() if args.kinds else itertools.chain(measured(), of_kinds())
+    ):
         found[key] = round(now, 2)
         before = baseline.get(key)
         better = (

@@ -78,7 +78,8 @@ def test_an_unknown_model_lists_the_known_ones(snakemake):
     done = snakemake("-n", "--config", "model=smollm3")
     assert done.returncode == 1
     known = yaml.safe_load((ROOT / "config" / "models.yaml").read_text(encoding="utf-8"))["models"]
-    assert "no model 'smollm3'; known: " + ", ".join(known) in done.stdout
+    assert "kvtrial: no model 'smollm3'; known: " + ", ".join(known) in done.stdout
+    assert "common.smk" not in done.stdout  # one line, no stack
 
 
 def test_an_unknown_key_is_named(snakemake):

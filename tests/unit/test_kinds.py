@@ -179,7 +179,7 @@ def test_all_kinds_that_do_not_run_are_said_at_once(model: Path):
         data[at : at + 4] = number.to_bytes(4, "little")
     model.write_bytes(data)
     said = (
-        r"IQ2_XXS \(1 tensors, such as 'blk.0.attn_q.weight'\), type 99 \(1 .*llama-quantize.* Q8_0"
+        r"IQ2_XXS \(blk.0.attn_q.weight\), type 99 \(blk.0.ffn_up.weight\); .*llama-quantize.* Q8_0"
     )
     with pytest.raises(UnsupportedTensorType, match=said):
         load(model)

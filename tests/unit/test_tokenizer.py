@@ -71,8 +71,9 @@ def test_digits_are_single_and_symbol_runs_keep_their_line_end():
 
 @pytest.mark.parametrize("pre", ["deepseek-coder", "default", None])
 def test_another_pre_tokenizer_is_refused_by_name(pre):
+    said = "missing" if pre is None else repr(pre)
     with pytest.raises(
-        TokenizerUnsupported, match=f"{pre!r}; allowed: deepseek-llm, gpt-2, llama-bpe, "
+        TokenizerUnsupported, match=f"{said}; allowed: deepseek-llm, gpt-2, llama-bpe, "
     ):
         made(pre)
 

@@ -1,9 +1,11 @@
 import os
+import sys
 
 from snakemake.utils import validate
 
+from kvtrial.engine.errors import ModelError
 from kvtrial.host import build, paths
-from kvtrial.run import layout
+from kvtrial.run import layout, protocol
 from kvtrial.run.ending import hand_on_sigterm
 
 validate(config, "../schemas/config.schema.yaml")
@@ -16,7 +18,11 @@ def near(path):
     return Path(os.path.relpath(path)) if Path(path).is_relative_to(Path.cwd()) else Path(path)
 
 
-RUN = layout.plan(config, near(paths.results_dir()))
+try:
+    RUN = layout.plan(config, near(paths.results_dir()))
+except (ModelError, layout.ConfigError, protocol.ProtocolError) as error:
+    # Its message alone: a stack of files says nothing to whoever named the model.
+    sys.exit(f"kvtrial: {error}")
 
 # What the run's name stands for never makes a finished stage of it run again.
 PROTOCOL = ancient(RUN.protocol_json)

@@ -10,7 +10,7 @@ from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM, InvalidArgument, shown
 from kvtrial.engine import support
 from kvtrial.engine.architecture import ARCHITECTURES, Architecture
 from kvtrial.engine.errors import GgufInvalid
-from kvtrial.engine.gguf import GgufFile
+from kvtrial.engine.gguf import STRINGS, GgufFile
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _rope_factor(read: Keys) -> float:
 def _vocab(file: GgufFile, rows: int) -> int:
     """Tokens of the file's tokenizer; as many as rows where it has none."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    if not isinstance(tokens, STRINGS) or not tokens:
         return rows
     if len(tokens) > rows:
         raise GgufInvalid(

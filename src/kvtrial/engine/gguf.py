@@ -17,19 +17,21 @@ the file's size. Decided where the specification leaves room:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtrial.contract import shown
 from kvtrial.engine.errors import (
     GgufInvalid,
     GgufTruncated,
@@ -78,7 +80,7 @@ class Strange(NamedTuple):
 class GgufFile:
     """What `read_gguf` returns.
 
-    In ``metadata`` arrays of numbers are NumPy arrays, arrays of strings lists.
+    In ``metadata`` arrays of numbers are NumPy arrays, arrays of strings `Strings`.
     """
 
     path: Path
@@ -171,16 +173,17 @@ _SCALARS = {
     12: _Scalar("float64", "<f8"),
 }
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 
 
 class _Cursor:
     """A bounded read position; ``what`` names the key or tensor that a failure belongs to."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap | bytes, what: str = "the header") -> None:
         self.path = path
         self.data = data
         self.at = 0
-        self.what = "the header"
+        self.what = what
 
     def need(self, count: int) -> int:
         """Move past ``count`` bytes and return where they begin."""
@@ -232,11 +235,52 @@ class _Cursor:
             return self.scalars(item, count)
         if item != _STRING:
             raise self.invalid(f"is an array of type {item}; allowed: numbers, bools, strings")
-        # No allocation ahead of the loop: each string takes at least its own eight bytes.
-        strings = []
-        for _ in range(count):
-            strings.append(self.string())
-        return strings
+        return self.strings(count)
+
+    def strings(self, count: int) -> Strings:
+        """Move past ``count`` strings, each of which takes at least the eight bytes of its length."""
+        end = self.at
+        try:
+            for _ in range(count):
+                end += 8 + _LENGTH.unpack_from(self.data, end)[0]
+        except (struct.error, OverflowError):  # the next length is past the end
+            end += 8
+        start = self.need(end - self.at)
+        return Strings(self.path, self.what, self.data[start:end], count)
+
+
+class Strings(Sequence[str]):
+    """An array of strings, decoded when the first is asked for: a vocabulary takes longer to decode than the
+    weights to map, and most processes of a trial ask for none of it.
+
+    `GgufInvalid` is raised then, for one that is not UTF-8.
+    """
+
+    def __init__(self, path: Path, what: str, raw: bytes, count: int) -> None:
+        self._cursor = _Cursor(path, raw, what)
+        self._count = count
+
+    @functools.cached_property
+    def _decoded(self) -> list[str]:
+        self._cursor.at = 0
+        return [self._cursor.string() for _ in range(self._count)]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._decoded[index]
+
+    def __repr__(self) -> str:
+        return f"an array of {self._count} strings"
+
+
+#: What an array of strings is in metadata, read or to be written.
+STRINGS = (Strings, list)
 
 
 def read_gguf(path: str | Path) -> GgufFile:
@@ -326,13 +370,20 @@ class _Record(NamedTuple):
 def _read_header(cursor: _Cursor) -> tuple[int, int, int]:
     magic = cursor.data[:4]
     if magic != MAGIC[: len(magic)]:
-        raise cursor.invalid(f"begins with {magic!r}, not {MAGIC!r}: this is not a GGUF file")
+        raise cursor.invalid(
+            f"begins with {magic!r}, not {MAGIC!r}: this is not a GGUF file; a web page or a Git LFS pointer may "
+            "have been saved in its place: fetch it again"
+        )
     cursor.need(4)
     version = cursor.u32()
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        hint = " (a big-endian file)" if swapped in VERSIONS else ""
-        raise cursor.invalid(f"has version {version}{hint}; allowed: {VERSIONS}, little endian")
+        if swapped in VERSIONS:
+            raise cursor.invalid(
+                "is that of a big-endian file; allowed: little endian; the gguf package's `gguf-convert-endian "
+                "FILE little` turns it"
+            )
+        raise cursor.invalid(f"has version {version}; allowed: 2, 3; convert the model again")
     return version, cursor.u64(), cursor.u64()
 
 
@@ -345,7 +396,8 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
         or value & (value - 1)
     ):
         raise GgufInvalid(
-            f"{path}: general.alignment is {value!r}; allowed: a power of two from 8 to 65536"
+            f"{path}: general.alignment is {shown(value)}; allowed: a power of two from 8 to 65536; convert the "
+            "model again"
         )
     return int(value)
 
@@ -424,7 +476,7 @@ def write_gguf(
     ----------
     metadata : mapping
         str, bool, int (as uint32, else int64), float (as float32), NumPy scalars and arrays by
-        their dtype, lists of str. ``general.alignment`` is obeyed.
+        their dtype, `STRINGS` of str. ``general.alignment`` is obeyed.
     tensors : iterable of TensorToWrite
     """
     path = Path(path)
@@ -461,7 +513,7 @@ def _packed_string(text: str) -> bytes:
 def _packed_value(value: Any) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _packed_string(value)
-    if isinstance(value, list):
+    if isinstance(value, STRINGS):
         body = b"".join(_packed_string(item) for item in value)
         return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + body
     if isinstance(value, int) and not isinstance(value, bool):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvtrial.contract import InvalidArgument, integer, shown
 from kvtrial.engine.architecture import ARCHITECTURES
 from kvtrial.engine.config import Keys
-from kvtrial.engine.gguf import GgufFile, TensorToWrite, write_gguf
+from kvtrial.engine.gguf import STRINGS, GgufFile, TensorToWrite, write_gguf
 from kvtrial.engine.kinds import QK, TensorKind
 from kvtrial.engine.tokenizer import CONTROL, byte_tokens
 
@@ -105,7 +105,7 @@ def sizes_like(file: GgufFile) -> ModelSizes:
     read = Keys(file, family)
     q_heads, width = read.integer("attention.head_count"), read.integer("embedding_length")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    rows = len(tokens) if isinstance(tokens, list) else shapes.get("token_embd.weight", (0,))[0]
+    rows = len(tokens) if isinstance(tokens, STRINGS) else shapes.get("token_embd.weight", (0,))[0]
     return ModelSizes(
         architecture=family if family in ARCHITECTURES else "llama",
         # Whichever has about as many bytes a weight.

@@ -24,10 +24,11 @@ from tokenizers.models import BPE
 
 from kvtrial.contract import InvalidArgument, flag, integer, integers, shown
 from kvtrial.engine.errors import GgufInvalid, TokenizerUnsupported, UnknownToken
-from kvtrial.engine.gguf import GgufFile
+from kvtrial.engine.gguf import STRINGS, GgufFile
 
 #: ``tokenizer.ggml.model`` of the two kinds that run.
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
+_MODELS = {BYTE_LEVEL: " (byte-level BPE)", SENTENCEPIECE: " (SentencePiece)"}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 #: How SentencePiece writes a space.
 SPACE = "\u2581"
@@ -117,13 +118,12 @@ _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def unsupported(metadata: Mapping[str, Any]) -> list[str]:
     """What of a file's tokenizer does not run: each key, its value and what is allowed."""
     found = []
-    for key, names in (
-        ("model", [BYTE_LEVEL, SENTENCEPIECE]),
-        ("pre", sorted(PRE_TOKENIZERS)),
-    ):
+    for key, names in (("model", _MODELS), ("pre", dict.fromkeys(sorted(PRE_TOKENIZERS), ""))):
         value = metadata.get(f"tokenizer.ggml.{key}")
         if not isinstance(value, str) or value not in names:
-            found.append(f"tokenizer.ggml.{key} is {shown(value)}; allowed: {', '.join(names)}")
+            said = "missing" if value is None else shown(value)
+            allowed = ", ".join(name + what for name, what in names.items())
+            found.append(f"tokenizer.ggml.{key} is {said}; allowed: {allowed}")
         if not (isinstance(value, str) and value == BYTE_LEVEL):
             break  # only this one parts text by a pattern
     return found
@@ -261,12 +261,12 @@ class Tokenizer:
 
     def _strings(self, key: str) -> list[str]:
         value = self._get(key)
-        if not isinstance(value, list) or not value:
+        if not isinstance(value, STRINGS) or not value:
             raise GgufInvalid(
                 f"{self._file.path}: tokenizer.ggml.{key} is missing or no array of strings; "
                 "convert the model again with its tokenizer"
             )
-        return value
+        return list(value)
 
     def _numbers(self, key: str, kinds: str) -> np.ndarray:
         """One number a token, of a dtype among ``kinds``; none at all where the key is missing."""

@@ -24,6 +24,8 @@ import yaml
 
 from kvtrial import engine
 from kvtrial.contract import shown
+from kvtrial.engine import support
+from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.errors import (
     ModelFetchFailed,
     ModelHashMismatch,
@@ -31,10 +33,19 @@ from kvtrial.engine.errors import (
     ModelsConfigInvalid,
     UnknownModel,
 )
+from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.synthetic import ModelSizes, write_synthetic
 from kvtrial.engine.synthetic import is_synthetic as has_random_weights
 from kvtrial.host import paths
-from kvtrial.host.files import NotText, beside, is_file, parsed_json, parsed_yaml, write_text
+from kvtrial.host.files import (
+    NotText,
+    beside,
+    is_dir,
+    is_file,
+    parsed_json,
+    parsed_yaml,
+    write_text,
+)
 from kvtrial.run import schemas
 
 if TYPE_CHECKING:
@@ -92,14 +103,19 @@ def entry(name: str) -> dict[str, Any]:
 
 
 def _no_model(name: object) -> UnknownModel:
+    if isinstance(name, (str, Path)) and (is_file(Path(name)) or is_dir(Path(name))):
+        return UnknownModel(
+            f"{shown(str(name))} is here; allowed: a file whose name ends in .gguf; convert a folder of "
+            "safetensors by llama.cpp's `python convert_hf_to_gguf.py FOLDER --outfile OUT.gguf`"
+        )
     return UnknownModel(
         f"no model {shown(name)}; known: {', '.join(entries())}; a file of yours is named by its path, which "
-        "ends in .gguf, or gets a name in config/models.yaml"
+        "ends in .gguf; one on a hub or elsewhere gets a name in config/models.yaml first"
     )
 
 
 def register(path: str | Path) -> str:
-    """The name of a file of one's own in a trial: nothing is copied.
+    """The name of a file of one's own in a trial: nothing is copied, and a file that no trial can run is refused.
 
     The name has the beginning of the file's hash, so that another file of that name is another model. In the
     models folder of the results a link to the file and a note of what it was stand under it.
@@ -108,6 +124,8 @@ def register(path: str | Path) -> str:
     ------
     ModelNotFetched
         There is no such file.
+    ModelError
+        Whatever of it does not run.
     """
     path = own_file(path, "give the path of a GGUF file").resolve()
     folder = _default_path("any").parent
@@ -119,7 +137,10 @@ def register(path: str | Path) -> str:
     stem = re.sub(r"[^a-z0-9.]+", "-", path.stem.lower())[:_STEM].strip("-.") or "model"
     name = f"{stem}-{digest[:8]}"
     if (_registered(name) or {}).get("path") != str(path) or not _default_path(name).is_file():
-        note = {"path": str(path), "sha256": digest, "synthetic": _has_random_weights(path)}
+        file = read_gguf(path)
+        support.refuse(file, reads_text=True)
+        ModelConfig.from_gguf(file)
+        note = {"path": str(path), "sha256": digest, "synthetic": has_random_weights(file)}
         write_text(_note(name), json.dumps(note))
         _link(_default_path(name), path)
     return name
@@ -133,7 +154,8 @@ def own_file(path: str | Path, otherwise: str) -> Path:
     ):  # a user that has no home: it may be a file's name all the same
         found = found.expanduser()
     if not is_file(found):
-        raise ModelNotFetched(f"no file {shown(str(found))}; {otherwise}")
+        folder = " (it is a folder)" if is_dir(found) else ""
+        raise ModelNotFetched(f"no file {shown(str(path))}{folder}; {otherwise}")
     return found
 
 
@@ -158,12 +180,6 @@ def _registered(name: str) -> dict[str, Any] | None:
     return {**found, "synthetic": {}} if own.get("synthetic") else found
 
 
-def _has_random_weights(path: Path) -> bool:
-    from kvtrial.engine.gguf import read_gguf
-
-    return has_random_weights(read_gguf(path))
-
-
 def is_synthetic(name: str) -> bool:
     """Whether the model's weights are random."""
     return "synthetic" in entry(name)
@@ -179,7 +195,7 @@ def path_of(name_or_path: str | Path) -> Path:
     if not isinstance(name_or_path, (str, Path)):
         raise _no_model(name_or_path)
     if str(name_or_path).endswith(".gguf"):
-        return own_file(name_or_path, "`kvtrial fetch NAME` fetches a registered model")
+        return own_file(name_or_path, "give the path of a GGUF file, or a name of `kvtrial models`")
     name = str(name_or_path)
     entry(name)
     path = _default_path(name)
