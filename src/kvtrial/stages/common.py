@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,15 @@ from kvtrial.measure import child, figures
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import Hopeless, SamplingPlan, Seen, cell_name
 from kvtrial.measure.rotation import TooLarge
+from kvtrial.measure.specs import Spec
 from kvtrial.measure.stores import Snapshot
 from kvtrial.measure.void import void_reason
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import corpus, events, exits, models, protocol
-from kvtrial.run.journal import COMPLETE, Attempt, Journal
+from kvtrial.run.journal import COMPLETE, Attempt, Journal, Row
 from kvtrial.run.layout import pipeline_start
 from kvtrial.stages.progress import Progress
 
-Row = dict[str, Any]
 #: context, sessions and threads as numbers; for m1 also the head shape's name.
 #: Columns of an event that name a cell.
 CELL_COLUMNS = ("context", "sessions", "threads", "shape")
@@ -360,7 +360,7 @@ class Work:
         Run as ``python -m`` in a fresh process.
     spec : callable
         (block, names, arms known to be slow, None while no block of the cell has shown them) → the
-        specification, but for the candidates.
+        specification.
     names : list of str
         The arms.
     groups : callable
@@ -368,7 +368,7 @@ class Work:
     """
 
     module: str
-    spec: Callable[[Block, list[str], list[str] | None], dict[str, Any]]
+    spec: Callable[[Block, list[str], list[str] | None], Spec]
     names: list[str]
     groups: Callable[[Cell, list[str]], list[list[str]]] = lambda cell, names: [names]
 
@@ -442,9 +442,7 @@ class CellRun:
             ) from None
         for group, names in enumerate(groups):
             spec = self.work.spec(block, names, self._slow)
-            found = run_arms(
-                self.stage, self.attempt, self.work.module, names, spec, columns(self.cell)
-            )
+            found = run_arms(self.stage, self.attempt, self.work.module, spec, columns(self.cell))
             rows += [{"group": group, **row} for row in found]
         rows.append({"metric": "block/taken_s", "value": time.monotonic() - start})
         at = {"block": number, "trial": trial, **columns(self.cell)}
@@ -510,8 +508,7 @@ def run_arms(
     stage: Stage,
     attempt: Attempt,
     module: str,
-    names: list[str],
-    spec: dict[str, Any],
+    spec: Spec,
     columns: Mapping[str, Any],
     preload: dict[str, str] | None = None,
 ) -> list[Row]:
@@ -526,10 +523,14 @@ def run_arms(
         row = stage.event("failed", candidate=name, text=what, **columns)
         attempt.put(f"died-{name}", [row])
 
-    alive = [name for name in names if not attempt.has(f"died-{name}")]
+    alive = [name for name in spec.candidates if not attempt.has(f"died-{name}")]
     try:
         rows = child.run_survivors(
-            module, {**spec, "candidates": alive}, columns["threads"], preload, left_out=left_out
+            module,
+            replace(spec, candidates=alive),
+            columns["threads"],
+            preload,
+            left_out=left_out,
         )
     except child.ChildDied as error:
         raise StageError(str(error)) from None

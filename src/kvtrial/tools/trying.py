@@ -31,6 +31,7 @@ from kvtrial.host.files import write_text
 from kvtrial.measure import figures
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan
+from kvtrial.measure.specs import BlockSpec
 from kvtrial.measure.stores import shape_of
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import corpus, events, models, protocol
@@ -296,7 +297,7 @@ def _decode(stage: Stage, cells: list[Cell], plan: SamplingPlan, pair: Pair) -> 
         _run([CellRun(stage, attempt, work, cell, plan) for cell in cells], "decode", BLOCK_S)
 
 
-def _two_builds(stage: Stage, block: Block, pair: Pair) -> dict[str, Any]:
+def _two_builds(stage: Stage, block: Block, pair: Pair) -> BlockSpec:
     """What the two processes of a block are told: that of ``m2``, each with an interpreter of its own.
 
     Both keep to one CPU where a decode has one thread: two CPUs of one machine are not equally fast while others
@@ -305,14 +306,14 @@ def _two_builds(stage: Stage, block: Block, pair: Pair) -> dict[str, Any]:
     assert pair.built is not None
     cpus = machine.affinity()
     alone = block.cell["threads"] == 1 and hasattr(os, "sched_setaffinity")
-    return {
-        **m2.block_spec(stage, block, pair.arms, slow=[]),
-        "stands_for": {pair.against: pair.built.candidate},
-        "pythons": {pair.against: pair.built.python, pair.name: sys.executable},
-        "cpu": cpus[block.number % len(cpus)] if alone else None,
-        "compare": False,  # logits are in two processes: their hashes are compared
-        "alone_steps": 0,
-    }
+    return dataclasses.replace(
+        m2.block_spec(stage, block, pair.arms, slow=[]),
+        stands_for={pair.against: pair.built.candidate},
+        pythons={pair.against: pair.built.python, pair.name: sys.executable},
+        cpu=cpus[block.number % len(cpus)] if alone else None,
+        compare=False,  # logits are in two processes: their hashes are compared
+        alone_steps=0,
+    )
 
 
 def _run(runs: list[CellRun], title: str, seconds: float) -> None:
