@@ -24,7 +24,8 @@ from typing import Any
 
 import pandas as pd
 
-from kvtrial.contract import InvalidArgument, shown
+from kvtrial.contract import InvalidArgument
+from kvtrial.contract.arguments import shown
 from kvtrial.decision import (
     attribution,
     cold,

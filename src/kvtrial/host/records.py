@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union
 
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 
 R = TypeVar("R")
 

@@ -76,7 +76,7 @@ def measure(spec: AttentionSpec, note: Callable[[str], None]) -> list[Row]:
         snapshot = Snapshot.open(spec.snapshots[0])
     else:
         snapshot = Snapshot.synthetic(shape, spec.synthetic_tokens, spec.seed)
-    probe = Probes(spec.threads, **(spec.probes or {}))
+    probe = Probes(spec.threads, **spec.probes) if spec.probes else Probes(spec.threads)
     queries = queries_of(spec)
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kvtrial import engine
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 from kvtrial.engine import support
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.errors import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 from kvtrial.decision import facts, stats, validity
 from kvtrial.decision.contrasts import Measured, cell_key, digits
 from kvtrial.decision.verdict import refuse_mixed

@@ -13,7 +13,8 @@ from typing import Any
 
 from kvtrial import candidates
 from kvtrial.conformance import TESTS, isolated
-from kvtrial.contract import CandidateNotBuilt, shown
+from kvtrial.contract import CandidateNotBuilt
+from kvtrial.contract.arguments import shown
 from kvtrial.host import build, printed
 from kvtrial.run.layout import ConfigError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 from kvtrial.host import paths, printed
 from kvtrial.host.files import is_dir
 from kvtrial.run import layout
