@@ -422,12 +422,11 @@ def test_a_run_has_one_model_file(tmp_path):
     """Case: a file put in the other's place was measured under the run's name and the old hash."""
     gguf = tmp_path / "m.gguf"
     gguf.write_bytes(b"one")
-    sha256 = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
-    manifest = {"model": {"sha256": sha256}}  # sha256sum of "one"
-    common.refuse_another_model(tmp_path / "run-a", manifest, gguf)
+    known = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"  # sha256sum of "one"
+    common.refuse_another_model(tmp_path / "run-a", known, gguf)
     gguf.write_bytes(b"another")
     with pytest.raises(StageError, match=r"run-a is a run of 7692c3ad3540…: put that file back"):
-        common.refuse_another_model(tmp_path / "run-a", manifest, gguf)
+        common.refuse_another_model(tmp_path / "run-a", known, gguf)
 
 
 def test_an_arm_that_raises_is_named_once_and_the_block_is_kept(stage, monkeypatch, capfd):

@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import yaml
 
@@ -56,7 +56,20 @@ SCHEMA_NAME = "models.schema.yaml"
 _STEM = 80
 
 
-def entries() -> dict[str, dict[str, Any]]:
+class Entry(TypedDict):
+    """One of config/models.yaml, as models.schema.yaml lets it through: where its file comes from."""
+
+    licence: NotRequired[str]
+    note: NotRequired[str]
+    sha256: NotRequired[str]
+    architecture: NotRequired[str]
+    synthetic: NotRequired[dict[str, Any]]  #: sizes of random weights
+    wheel: NotRequired[dict[str, str]]
+    hub: NotRequired[dict[str, str]]
+    path: NotRequired[str]
+
+
+def entries() -> dict[str, Entry]:
     """Entries of config/models.yaml by name; `ModelsConfigInvalid` names the wrong key and value."""
     source = paths.config_file("models.yaml")
     try:
@@ -67,7 +80,7 @@ def entries() -> dict[str, dict[str, Any]]:
         _refuse_no_names(parsed["models"], source)
     if (problem := schemas.first_error(parsed, SCHEMA_NAME)) is not None:
         raise ModelsConfigInvalid(f"{source}: {problem}")
-    models: dict[str, dict[str, Any]] = parsed["models"]
+    models: dict[str, Entry] = parsed["models"]
     return models
 
 
@@ -92,7 +105,7 @@ def _stays_text(name: str) -> bool:
         return True
 
 
-def entry(name: str) -> dict[str, Any]:
+def entry(name: str) -> Entry:
     """One entry of config/models.yaml; `UnknownModel` lists the names."""
     known = entries()
     if name in known:
@@ -168,11 +181,11 @@ def _note(name: str) -> Path:
     return _default_path(name).with_suffix(".json")
 
 
-def _registered(name: str) -> dict[str, Any] | None:
+def _registered(name: str) -> Entry | None:
     """What `register` has written of a name: ``path``, ``sha256``; ``synthetic`` where the weights are random."""
     try:
         own = parsed_json(_note(name).read_bytes())
-        found = {key: own[key] for key in ("path", "sha256")}
+        found: Entry = {"path": own["path"], "sha256": own["sha256"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if not all(isinstance(value, str) for value in found.values()):

@@ -48,9 +48,9 @@ def block_spec(stage: Stage, block: Block, names: list[str], folder: Path) -> Re
         order=rotation.orders(names, block.number + 1, seed)[block.number],
         snapshot=stage.snapshots(block.cell["context"], 1)[0],
         store=STORE,
-        shape=stage.workload["shape"],
+        shape=stage.workload.shape,
         # The workload's name says how the rows were made: rows of another way are never restored.
-        model_sha256=f"{stage.model['sha256']}+{stage.workload['workload_id']}",
+        model_sha256=f"{stage.model.sha256}+{stage.workload.workload_id}",
         activations=workload.ACTIVATIONS,
         page_tokens=stage.protocol["page_tokens"],
         prefix_tokens=stage.protocol["cold"]["prefix_tokens"],

@@ -48,7 +48,7 @@ def work(stage: Stage, names: list[str]) -> Work:
 def cell_runs(stage: Stage, attempt: Attempt, cells: list[Cell], names: list[str]) -> list[CellRun]:
     """Every head shape and context."""
     rules = stage.protocol["m1"]
-    own, *others = shapes(stage.protocol, stage.workload["shape"])
+    own, *others = shapes(stage.protocol, stage.workload.shape)
     counts = {own: rules["blocks"], **dict.fromkeys(others, rules["shape_blocks"])}
     return [
         CellRun(
@@ -69,7 +69,7 @@ def block_spec(stage: Stage, block: Block, names: list[str]) -> AttentionSpec:
     rules = stage.protocol["m1"]
     warmup = rules["warmup_iterations"]
     seed = block_seed(stage.protocol["decision"]["seed"], block.cell, block.number)
-    own = stage.workload["shape"]
+    own = stage.workload.shape
     shape = shapes(stage.protocol, own)[block.cell["shape"]]
     return AttentionSpec(
         candidates=names,

@@ -52,7 +52,7 @@ def groups(stage: Stage, cell: Cell, names: list[str]) -> list[list[str]]:
     needed = {
         name: needed_bytes(
             name,
-            stage.workload["shape"],
+            stage.workload.shape,
             tokens=cell["context"] + steps,
             sessions=cell["sessions"],
             page_tokens=stage.protocol["page_tokens"],
@@ -104,7 +104,7 @@ def count_allocations(stage: Stage, attempt: Attempt, names: list[str]) -> None:
     for threads in ALLOCATION_THREADS:
         spec = AllocationSpec(
             candidates=names,
-            shape=stage.workload["shape"],
+            shape=stage.workload.shape,
             threads=threads,
             page_tokens=stage.protocol["page_tokens"],
             steps=ALLOCATION_STEPS,

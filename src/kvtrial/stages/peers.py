@@ -122,7 +122,7 @@ def spec_of(stage: Stage, planned: Round, order: list[str]) -> Spec:
     if planned.work == "decode":
         return m2.block_spec(stage, Block(cell, planned.number), order, [])
     if planned.work == "attention":
-        named: Cell = {**cell, "shape": shapes.name_of(stage.workload["shape"])}
+        named: Cell = {**cell, "shape": shapes.name_of(stage.workload.shape)}
         return m1.block_spec(stage, Block(named, planned.number), order)
     (folder,) = stage.snapshots(cell["context"], 1)
     tokens = json.loads((Path(folder) / "tokens.json").read_text(encoding="utf-8"))
@@ -199,8 +199,8 @@ def write_comparison(stage: Stage, table: pd.DataFrame) -> list[Row]:
     arms = set(table["candidate"]) & set(stage.protocol["candidates"])
     rows = compare(
         table,
-        model=stage.model["name"],
-        shape=stage.workload["shape"],
+        model=stage.model.name,
+        shape=stage.workload.shape,
         profiles={name: candidates.get(name).profile.name for name in sorted(arms)},
         confidence=stage.protocol["decision"]["confidence"],
     )
@@ -225,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     if absent:
         print(f"peers: {programs.what_to_install(absent)}", flush=True)
     seed = stage.protocol["decision"]["seed"]
-    known = sorted(map(int, stage.workload["snapshots"]))
+    known = sorted(map(int, stage.workload.snapshots))
     contexts = asked.contexts or known
     if unknown := sorted(set(contexts) - set(known)):
         raise StageError(

@@ -28,6 +28,7 @@ from kvtrial.decision import output, validity
 from kvtrial.decision.contrasts import Contrast, Measured, contrast, contrast_of, digits
 from kvtrial.host import build, machine, paths, printed, selection, shapes
 from kvtrial.host.files import write_text
+from kvtrial.host.records import plain
 from kvtrial.measure import figures
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan
@@ -39,7 +40,16 @@ from kvtrial.run.layout import ConfigError
 from kvtrial.stages import conformance as suite
 from kvtrial.stages import m1, m2
 from kvtrial.stages import workload as snapshots
-from kvtrial.stages.common import Block, CellRun, Stage, Work, planned, run_cells
+from kvtrial.stages.common import (
+    Block,
+    CellRun,
+    Stage,
+    TrialModel,
+    Work,
+    Workload,
+    planned,
+    run_cells,
+)
 from kvtrial.stages.progress import Progress
 from kvtrial.tools.ref_build import RefBuild, at_ref
 
@@ -158,7 +168,7 @@ def measure(
             name="m1",
             run_dir=Path(folder) / "run",
             gguf=gguf,
-            model={"name": gguf.stem, "sha256": models.sha256(gguf)},
+            model=TrialModel(gguf.stem, models.sha256(gguf)),
             profile="default",
             usable_cpus=machine.usable_cpus(),
             protocol={
@@ -256,7 +266,7 @@ def _conformance(stage: Stage, name: str, parts: int) -> dict[str, Any]:
 def _fill(stage: Stage, cells: list[Cell], model: Any, texts: list[list[int]]) -> None:
     """Name the snapshots of the filled contexts in ``workload.json``, made now where no run has them."""
     facts = snapshots.facts(stage.model, stage.protocol["page_tokens"])
-    base = paths.results_dir() / "workloads" / stage.model["name"]
+    base = paths.results_dir() / "workloads" / stage.model.name
     found = {}
     for cell, ids in zip(cells, texts):
         context = cell["context"]
@@ -271,8 +281,8 @@ def _fill(stage: Stage, cells: list[Cell], model: Any, texts: list[list[int]]) -
                 snapshots.prefill(model, ids, {context: folder}, facts, page_tokens, report)
                 progress.done("the context")
         found[str(context)] = [str(folder.resolve())]
-    document = {"shape": shape_of(model), "snapshots": found, "skipped": {}}
-    write_text(stage.run_dir / "workload.json", json.dumps(document))
+    filled = Workload(shape=shape_of(model), snapshots=found, skipped={})
+    write_text(stage.run_dir / "workload.json", json.dumps(plain(filled)))
 
 
 def _attention(stage: Stage, cells: list[Cell]) -> None:
@@ -381,7 +391,7 @@ def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> dict[s
 
 def _alone(stage: Stage, cell: Cell, pair: Pair, measured: Measured) -> Contrast:
     """The contrast of one attention region, as in ``m1``."""
-    shape = shapes.name_of(stage.workload["shape"])
+    shape = shapes.name_of(stage.workload.shape)
     times = {
         arm: measured.attention_ms(cell, arm, shape) if shape in measured.shapes else {}
         for arm in pair.arms
