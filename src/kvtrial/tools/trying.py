@@ -52,6 +52,7 @@ from kvtrial.stages.common import (
 )
 from kvtrial.stages.progress import Progress
 from kvtrial.tools.ref_build import RefBuild, at_ref
+from kvtrial.tools.tried import Figures, Suite, Tried
 
 #: Blocks of the decode: first, and at most, by their spread; and what they are to reach, of the log ratio.
 FIRST_BLOCKS, MOST_BLOCKS, HALF_WIDTH = 6, 16, 0.02
@@ -108,7 +109,7 @@ def measure(
     contexts: Sequence[int] = (),
     threads: int = 1,
     count: int | None = None,
-) -> dict[str, Any]:
+) -> Tried:
     """Try a candidate; about a minute and a half at the registered context.
 
     Parameters
@@ -130,7 +131,7 @@ def measure(
 
     Returns
     -------
-    dict
+    Tried
         JSON-safe: ``conformance``, what it is of, and ``cells``: for each context ``decode``, ``attention``,
         ``failed`` and ``void_blocks``. With a ref ``ref`` and ``commit`` name it, and ``attention`` is that within
         the decode; else both are None, and it was timed alone.
@@ -192,8 +193,8 @@ def measure(
     return {
         "candidate": name,
         "against": pair.against,
-        "ref": pair.built and pair.built.ref,
-        "commit": pair.built and pair.built.commit,
+        "ref": pair.built.ref if pair.built else None,
+        "commit": pair.built.commit if pair.built else None,
         "layouts_differ": pair.layouts_differ,
         "model": gguf.stem,
         "synthetic": bool(loaded.synthetic),
@@ -238,7 +239,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _conformance(stage: Stage, name: str, parts: int) -> dict[str, Any]:
+def _conformance(stage: Stage, name: str, parts: int) -> Suite:
     """What the suite says, with the words of each failure."""
     _say(f"1 of {parts}: conformance of {name}")
     out = stage.run_dir / "conformance" / f"{name}.json"
@@ -356,7 +357,7 @@ _FRACTIONS = ("unique_gb_per_s", "ceiling_fraction")
 _AGREEMENT = ("kld", "top1", "shift")
 
 
-def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> dict[str, Any]:
+def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> Figures:
     table, registered = events.read_run(stage.run_dir), stage.protocol
     judged = validity.judge(table, registered)
     rows = judged.valid_rows
@@ -413,9 +414,9 @@ def _bitwise(rows: pd.DataFrame, pair: Pair) -> bool | None:
     return None if None in found else found[0] == found[1]
 
 
-def _untimed(why: str, pair: Pair) -> dict[str, Any]:
+def _untimed(why: str, pair: Pair) -> Figures:
     """The same without any measurement."""
-    nothing = {"ratio": None, "ci95": None, "n_blocks": 0, "problem": f"it was not timed: {why}"}
+    nothing = Contrast(None, None, 0, f"it was not timed: {why}").as_json()
     return {
         "decode": {
             **nothing,
