@@ -143,10 +143,8 @@ def register(path: str | Path) -> str:
     path = own_file(path, "give the path of a GGUF file").resolve()
     folder = _default_path("any").parent
     folder.mkdir(parents=True, exist_ok=True)
-    # By the path first, so that a file that is known is not hashed again.
-    known = folder / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.gguf"
-    _link(known, path)
-    digest = sha256(known)
+    # Noted by the path, so that a file that is known is not hashed again, and nothing is put beside it.
+    digest = sha256(path, folder / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.sha256")
     stem = re.sub(r"[^a-z0-9.]+", "-", path.stem.lower())[:_STEM].strip("-.") or "model"
     name = f"{stem}-{digest[:8]}"
     if (_registered(name) or {}).get("path") != str(path) or not _default_path(name).is_file():
@@ -294,11 +292,11 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
     return target
 
 
-def sha256(path: Path) -> str:
-    """sha256 of a file, from the note beside it where it still is the file that was hashed: a time of
-    writing can be set, the system's own can't."""
+def sha256(path: Path, note: Path | None = None) -> str:
+    """sha256 of a file, from the note, by default beside it, where it still is the file that was hashed: a time
+    of writing can be set, the system's own can't."""
     stat = path.stat()
-    note = path.with_name(path.name + ".sha256")
+    note = note or path.with_name(path.name + ".sha256")
     identity = {
         "size": stat.st_size,
         "mtime_ns": stat.st_mtime_ns,

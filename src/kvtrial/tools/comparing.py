@@ -16,6 +16,7 @@ import numpy as np
 from kvtrial.contract.arguments import shown
 from kvtrial.decision import facts, stats, validity
 from kvtrial.decision.contrasts import Measured, cell_key, digits
+from kvtrial.decision.document import Document
 from kvtrial.decision.verdict import refuse_mixed
 from kvtrial.host import printed
 from kvtrial.measure.plan import cell_name
@@ -207,7 +208,7 @@ def notes(document: Compared) -> list[str]:
     return said + [f"not comparable: {text}" for text in document["not_comparable"]]
 
 
-def history(verdicts: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> list[Past]:
+def history(verdicts: Iterable[Document], names: Sequence[str] = ()) -> list[Past]:
     """Every decided run, oldest first: what it answers, and how arms stood over its FP32 arm.
 
     Parameters
