@@ -27,7 +27,7 @@ def digits(value: float | None) -> float | None:
     return float(f"{value:.12g}")
 
 
-def cell_key(cell: Cell) -> dict[str, Any]:
+def cell_key(cell: Cell) -> dict[str, int | str]:
     """The columns that name a cell in a row of the verdict."""
     return {k: cell[k] for k in ("context", "sessions", "threads", "role")}
 

@@ -16,7 +16,6 @@ import json
 import math
 import sys
 import time
-from typing import Any
 
 from kvtrial import candidates
 from kvtrial.cold import KINDS
@@ -85,7 +84,7 @@ class Speed:
         Prefilling the prompts of the parity check, and comparing; and a position of them.
     """
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, rows: list[child.Row]) -> None:
         points: dict[tuple[str, str], dict[int, float]] = {}
         for row in rows:
             if "value" in row:
