@@ -518,7 +518,7 @@ def test_a_forced_stream_shorter_than_the_steps_is_said(run, arguments):
 def test_a_machine_with_less_memory_measures_in_groups(run, arguments, monkeypatch):
     stage = Stage.from_command_line("m2", "", arguments)
     assert m2.groups(stage, CELLS[0], ARMS) == [ARMS]
-    shape = stage.workload["shape"]
+    shape = stage.workload.shape
     # 48 positions, 2 + 30 + 4 steps, spare pages: (6 + 4) pages of 16 rows, FP32.
     one = 10 * 16 * 2 * 4 * shape["kv_heads"] * shape["head_dim"] * shape["layers"]
     held = stage.gguf.stat().st_size + HEADROOM_BYTES
