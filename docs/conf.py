@@ -1,5 +1,5 @@
 """The documentation as a website. Sphinx, because the docstrings are reStructuredText: the contract is
-shown as it stands in `contract.py`, its one home. Neither building nor viewing uses the network."""
+shown as it stands in the package `contract`, its one home. Neither building nor viewing uses the network."""
 
 import sys
 from pathlib import Path

@@ -102,6 +102,12 @@ def is_current(stamp, wanted):
     return stamp.is_file() and stamp.read_text() == wanted and is_usable()
 
 
+def finds_its_modules():
+    """Whether what is installed leads to the sources; one that was moved since is not found any more."""
+    code = "import kvtrial.stages.build"
+    return not subprocess.call([str(PYTHON), "-c", code], stderr=subprocess.DEVNULL)
+
+
 def pip(*arguments):
     """Install into the environment."""
     if run(PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments):
@@ -117,6 +123,11 @@ def make_environment():
             fail(f"`{sys.executable} -m venv` failed, its words are above")
     print("set-up: installing the pinned dependencies; minutes the first time", flush=True)
     pip("--require-hashes", "--requirement", REQUIREMENTS)
+    install_kvtrial()
+
+
+def install_kvtrial():
+    """The package itself, which compiles the kernels."""
     print("set-up: compiling the kernels; about a minute the first time", flush=True)
     pip("--no-deps", "--no-build-isolation", "--editable", ".")
 
@@ -144,6 +155,8 @@ def main():
     if not is_current(STAMP, wanted):
         make_environment()
         STAMP.write_text(wanted)
+    elif not finds_its_modules():
+        install_kvtrial()
     for extra in sys.argv[1:]:
         install_extra(extra)
     # Kernels older than their sources are compiled again.

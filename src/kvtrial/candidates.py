@@ -22,9 +22,8 @@ from kvtrial.contract import (
     RetiredCandidate,
     StoreSpec,
     UnknownCandidate,
-    flag,
-    shown,
 )
+from kvtrial.contract.arguments import flag, shown
 from kvtrial.host import build, selection
 from kvtrial.host.printed import did_you_mean
 

@@ -18,6 +18,7 @@ from kvtrial.conformance import TESTS, run_isolated
 from kvtrial.decision import output
 from kvtrial.measure import allocations, child
 from kvtrial.measure.rotation import orders
+from kvtrial.measure.specs import AttentionSpec
 from kvtrial.run import events
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,18 +90,18 @@ def test_one_that_crashes_is_a_result(installed: None, tmp_path: Path) -> None:
 def test_one_that_remembers_is_caught_while_it_is_timed(installed: None, tmp_path: Path) -> None:
     """Attention alone, as M1 times it: what it gave is compared with the oracle."""
     names = ["Wrapped", "KeepsItsOutput"]
-    spec = {
-        "shape": {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32},
-        "candidates": names,
-        "orders": orders(names, 6, 1)[:6],
-        "snapshots": [],
-        "synthetic_tokens": 50,
-        "threads": 1,
-        "page_tokens": 16,
-        "warmup_iterations": 2,
-        "rotation_llc_multiple": 0,
-        "seed": 1,
-    }
+    spec = AttentionSpec(
+        shape={"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32},
+        candidates=names,
+        orders=orders(names, 6, 1)[:6],
+        snapshots=[],
+        synthetic_tokens=50,
+        threads=1,
+        page_tokens=16,
+        warmup_iterations=2,
+        rotation_llc_multiple=0,
+        seed=1,
+    )
     rows = child.run("kvtrial.measure.attention", spec, threads=1)
     assert [row for row in rows if row["metric"] == "failed"] == []
     named = {"stage": "m1", "context": 50, "protocol_sha256": "", "build_id": ""}

@@ -23,9 +23,8 @@ from kvtrial.contract import (
     Partial,
     StaleOwner,
     UnknownCandidate,
-    integers,
-    shown,
 )
+from kvtrial.contract.arguments import integers, shown
 from kvtrial.engine.errors import ModelNotFetched, UnknownModel
 from kvtrial.engine.transformer import Model
 from kvtrial.host.files import write_text

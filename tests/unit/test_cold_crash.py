@@ -15,6 +15,7 @@ import pytest
 
 from kvtrial.measure import child
 from kvtrial.measure.cold import crash, faults
+from kvtrial.measure.specs import CrashSpec
 
 FAILING = [name for name, (_, needs_faults) in crash.FAULTS.items() if needs_faults]
 
@@ -34,13 +35,13 @@ def python(code: str, folder: Path, preload: bool = True) -> list:
 @pytest.mark.parametrize("kind", ["Z1", "Z2"])
 def test_every_fault_of_the_matrix_leaves_every_promise_kept(kind, tmp_path):
     assert faults.library() is not None, "the failing disk was not built"
-    spec = {
-        "candidates": [kind],
-        "folder": str(tmp_path),
-        "rounds": 10,
-        "batches": 6,
-        "seed": 20261129,
-    }
+    spec = CrashSpec(
+        candidates=[kind],
+        folder=str(tmp_path),
+        rounds=10,
+        batches=6,
+        seed=20261129,
+    )
     rows = child.run("kvtrial.measure.cold.crash", spec, 1, faults.preload_environment())
     assert [row["text"] for row in rows if row["metric"] == "cold/crash_fault"] == []
     rounds = Counter(row["text"] for row in rows if row["metric"] == "cold/crash_recovered")
@@ -83,7 +84,7 @@ def test_two_hundred_power_cuts_lose_nothing_and_keep_no_store_from_opening(kind
 def test_without_a_failing_disk_those_rounds_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(crash, "rounds_of", lambda name, *_: [])
     monkeypatch.setattr(faults, "available", lambda: False)
-    spec = {"candidates": ["Z2"], "folder": str(tmp_path), "rounds": 1, "seed": 0, "batches": 1}
+    spec = CrashSpec(candidates=["Z2"], folder=str(tmp_path), rounds=1, seed=0, batches=1)
     rows = crash.measure(spec, lambda name: None)
     assert [row["text"].partition(":")[0] for row in rows] == FAILING
 

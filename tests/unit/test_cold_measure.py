@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.transformer import Model
 from kvtrial.hot import native
 from kvtrial.measure.cold import aftermath, crash, pagecache, restore
+from kvtrial.measure.specs import RestoreSpec
 from kvtrial.measure.stores import shape_of
 from kvtrial.run import events
 from kvtrial.run.layout import ConfigError
@@ -31,22 +33,22 @@ def spec(tmp_path, monkeypatch):
         rows = draw.standard_normal((2, ROWS, 2, 32), dtype=np.float32)
         np.save(tmp_path / f"{name}.npy", rows)
     (tmp_path / "tokens.json").write_text(json.dumps({"next_id": 1, "forced": []}))
-    return {
-        "candidates": ["plain", "Z2", "Z1"],
-        "order": ["plain", "Z2", "Z1"],
-        "folder": str(tmp_path / "scratch"),
-        "snapshot": str(tmp_path),
-        "store": "K3",
-        "shape": SHAPE,
-        "model_sha256": "0" * 64,
-        "activations": "fp32",
-        "page_tokens": 16,
-        "prefix_tokens": ROWS,
-        "batches": 4,
-        "repetitions": 2,
-        "gguf": "none",
-        "recompute_tokens": 64,
-    }
+    return RestoreSpec(
+        candidates=["plain", "Z2", "Z1"],
+        order=["plain", "Z2", "Z1"],
+        folder=str(tmp_path / "scratch"),
+        snapshot=str(tmp_path),
+        store="K3",
+        shape=SHAPE,
+        model_sha256="0" * 64,
+        activations="fp32",
+        page_tokens=16,
+        prefix_tokens=ROWS,
+        batches=4,
+        repetitions=2,
+        gguf="none",
+        recompute_tokens=64,
+    )
 
 
 def test_every_arm_does_the_same_work_with_the_same_syncs(spec):
@@ -145,7 +147,7 @@ def test_prefills_of_the_same_tokens_are_measured(spec, tmp_path, monkeypatch):
         json.dumps({"next_id": 1, "forced": [], "ids": [1] * ROWS})
     )
     rows = restore.measure(
-        {**spec, "candidates": ["recompute"], "order": ["recompute"], "shape": shape},
+        replace(spec, candidates=["recompute"], order=["recompute"], shape=shape),
         lambda name: None,
     )
     assert [(r["candidate"], r["metric"], r["context"]) for r in rows] == [

@@ -1,4 +1,4 @@
-"""What contract.py itself computes: the ledger, the shape, and merging partials."""
+"""What the contract itself computes: the ledger, the shape, and merging partials."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """M1 and the allocation pass on a real candidate, in real processes."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from kvtrial.candidates import candidates
 from kvtrial.contract import Capability
 from kvtrial.measure import allocations, attention, child, clock
 from kvtrial.measure.rotation import orders
+from kvtrial.measure.specs import AllocationSpec, AttentionSpec
 from kvtrial.measure.stores import Snapshot, copy, fill, needed_bytes, opened
 
 SHAPE = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
@@ -29,18 +31,18 @@ def snapshot(tmp_path):
 
 
 def spec_for(snapshot, names, **more):
-    return {
-        "shape": SHAPE,
-        "candidates": names,
-        "orders": orders(names, 6, 1)[:6],
-        "snapshots": [str(snapshot)],
-        "threads": 1,
-        "page_tokens": 16,
-        "warmup_iterations": 2,
-        "rotation_llc_multiple": 0,
-        "seed": 1,
-        **more,
-    }
+    spec = AttentionSpec(
+        shape=SHAPE,
+        candidates=names,
+        orders=orders(names, 6, 1)[:6],
+        snapshots=[str(snapshot)],
+        threads=1,
+        page_tokens=16,
+        warmup_iterations=2,
+        rotation_llc_multiple=0,
+        seed=1,
+    )
+    return replace(spec, **more)
 
 
 @pytest.mark.parametrize("name", ["K1", "K5", "K5T", "K6"])
@@ -191,7 +193,7 @@ def test_the_rotation_holds_four_caches(snapshot, monkeypatch):
     assert held >= 160_000 and held % region == 0
     # 12 arms on a machine with a megabyte left: an arm has a half of a twelfth of it.
     monkeypatch.setattr(attention.machine, "available_memory_bytes", lambda: 960_000)
-    room = attention.room_bytes({**spec, "candidates": ["K1"] * 12})
+    room = attention.room_bytes(replace(spec, candidates=["K1"] * 12))
     assert room == 40_000
     # FP16: 160,000 bytes are 160 regions of 1,000, and 40,000 hold 20 that take 2,000 each.
     layers, count = attention.rotation(spec, 1000, 2000, room)
@@ -228,7 +230,7 @@ def test_the_warm_up_goes_through_every_region():
     few = attention.Arm("K1", None, [(a, 0), (b, 0)])
     many = attention.Arm("K3", None, [(a, 1 + layer) for layer in range(7)])
     queries = np.zeros((16, 6, 32), np.float32)
-    spec = {"warmup_iterations": 3, "orders": [["K1", "K3"]] * 3, "seed": 1}
+    spec = SimpleNamespace(warmup_iterations=3, orders=[["K1", "K3"]] * 3, seed=1)
     assert attention.interleave({"K1": few, "K3": many}, queries, spec, lambda name: None) == []
     # Two turns go through all: one of two regions each, four of seven. The third begins again.
     assert (few.next_region, many.next_region) == (3, 12)
@@ -248,7 +250,7 @@ def test_a_counted_iteration_lasts_a_millisecond_by_what_a_warm_call_takes(monke
     monkeypatch.setattr(attention, "attend_ns", attend_ns)
     arms = {n: attention.Arm(n, SimpleNamespace(), [(None, 0)] * 18) for n in ("K1", "K3")}
     queries = np.zeros((16, 6, 32), np.float32)
-    spec = {"warmup_iterations": 10, "orders": [["K1", "K3"]] * 12, "seed": 1}
+    spec = SimpleNamespace(warmup_iterations=10, orders=[["K1", "K3"]] * 12, seed=1)
     rows = attention.interleave(arms, queries, spec, lambda name: None)
     assert made[:20] == [("K1", 2), ("K3", 2)] * 10
     assert made[20:] == [("K1", 20), ("K3", 20)] * 2
@@ -350,7 +352,7 @@ def test_no_candidate_allocates_in_a_step(threads):
     C0 is outside of the promise: its binding makes an object of each value.
     """
     names = [name for name in BUILT if name != "C0"]
-    spec = {"shape": SHAPE, "candidates": names, "page_tokens": 16, "steps": 40, "threads": threads}
+    spec = AllocationSpec(shape=SHAPE, candidates=names, page_tokens=16, steps=40, threads=threads)
     preload = allocations.preload_environment()
     rows = child.run("kvtrial.measure.allocation_pass", spec, threads, preload)
     assert not [r for r in rows if r["metric"] == "failed"]
@@ -359,6 +361,6 @@ def test_no_candidate_allocates_in_a_step(threads):
 
 
 def test_without_the_hook_the_pass_says_so():
-    spec = {"shape": SHAPE, "candidates": BUILT[:1], "threads": 1, "page_tokens": 16, "steps": 2}
+    spec = AllocationSpec(shape=SHAPE, candidates=BUILT[:1], threads=1, page_tokens=16, steps=2)
     (row,) = child.run("kvtrial.measure.allocation_pass", spec, 1)
     assert row["metric"] == "m2/allocations" and row["text"].startswith("not available")

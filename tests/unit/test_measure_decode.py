@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from kvtrial.host import build, machine
 from kvtrial.hot.formats.fp16 import FP16
 from kvtrial.measure import block, child, clock, exclusive, kept, parity
 from kvtrial.measure.rotation import TooLarge
+from kvtrial.measure.specs import BlockSpec, Filling, ParitySpec
 from kvtrial.measure.stores import HEADROOM_BYTES, Snapshot, fill, opened, shape_of
 from kvtrial.run import corpus, events, models, protocol
 from kvtrial.run.journal import Journal
@@ -251,8 +252,8 @@ def test_the_estimate_asks_every_arm_and_prefills_only_what_is_missing(
     shutil.copytree(run.parent / "workloads", copied.parent / "workloads")
     assert estimate.main(["--run-dir", str(copied), "--gguf", arguments[3]]) == 0
     (missing, rows), (there, others) = asked
-    way = {"store": "K1", "activations": "fp32", "chunk": 48}
-    assert (missing["prefill"], there["prefill"]) == (way, None)
+    way = Filling(store="K1", activations="fp32", chunk=48)
+    assert (missing.prefill, there.prefill) == (way, None)
     found = {(r["metric"], r.get("candidate"), r.get("index")) for r in rows}
     contexts = {**dict.fromkeys(ARMS, (32, 48)), "C0": (32,)}
     for name, own in contexts.items():
@@ -374,19 +375,19 @@ def test_a_row_that_comes_back_changed_is_caught(run, model):
 
 def spec_of(run, names, **other):
     registered = protocol.load(run / "protocol.json")
-    return {
-        "gguf": str(run.parent / "models" / "tiny-llama.gguf"),
-        "candidates": list(names),
-        "reference": "K1",
-        "snapshots": [str(folders(run, 48)[0])],
-        "threads": 1,
-        "page_tokens": 16,
-        "rotation": registered["rotation"],
-        "rounds": 8,
-        "slow": None,
-        "seed": 1,
-        **other,
-    }
+    spec = BlockSpec(
+        gguf=str(run.parent / "models" / "tiny-llama.gguf"),
+        candidates=list(names),
+        reference="K1",
+        snapshots=[str(folders(run, 48)[0])],
+        threads=1,
+        page_tokens=16,
+        rotation=registered["rotation"],
+        rounds=8,
+        slow=None,
+        seed=1,
+    )
+    return dataclasses.replace(spec, **other)
 
 
 def test_a_slow_arm_comes_last_in_every_fourth_round_with_the_rows_that_it_missed(run):
@@ -405,7 +406,7 @@ def test_a_slow_arm_comes_last_in_every_fourth_round_with_the_rows_that_it_misse
     assert len(shifts) == 2 * len(slow) and max(shifts) < 0.1
     # Opened first of all; then K1 alone in the rounds of the warm-up and four counted ones.
     at_work = [name for name in asked if name]
-    warmup = spec_of(run, names)["rotation"]["warmup_rounds"]
+    warmup = spec_of(run, names).rotation["warmup_rounds"]
     assert at_work[len(names) :].index(slow[0]) == warmup + 4
     errors = [r["value"] for r in rows if r["metric"] in ("m2/output_error", "m2/row_error")]
     assert errors and max(errors) <= 1
@@ -438,13 +439,13 @@ def test_an_arm_that_was_interrupted_is_not_taken_for_slow(monkeypatch):
     monkeypatch.setattr(block.clock, "own_ns", lambda: spent["own"])
 
     class Stepping:
-        spec: ClassVar = {
-            "seed": 1,
-            "slow": None,
-            "reference": "K1",
-            "rotation": {"slow_ratio": 2.5},
-            "candidates": list(wall),
-        }
+        spec = SimpleNamespace(
+            seed=1,
+            slow=None,
+            reference="K1",
+            rotation={"slow_ratio": 2.5},
+            candidates=list(wall),
+        )
 
         def step(self, arm, number, *, timed):
             spent["wall"] += wall[arm]
@@ -517,7 +518,7 @@ def test_a_forced_stream_shorter_than_the_steps_is_said(run, arguments):
 def test_a_machine_with_less_memory_measures_in_groups(run, arguments, monkeypatch):
     stage = Stage.from_command_line("m2", "", arguments)
     assert m2.groups(stage, CELLS[0], ARMS) == [ARMS]
-    shape = stage.workload["shape"]
+    shape = stage.workload.shape
     # 48 positions, 2 + 30 + 4 steps, spare pages: (6 + 4) pages of 16 rows, FP32.
     one = 10 * 16 * 2 * 4 * shape["kv_heads"] * shape["head_dim"] * shape["layers"]
     held = stage.gguf.stat().st_size + HEADROOM_BYTES
@@ -713,18 +714,18 @@ def test_a_text_is_fed_after_the_context_and_chunks_are_of_their_text(run, model
     (folder,) = folders(run, 48)
     tokenizer = model.tokenizer
     texts = corpus.places(tokenizer, 48, 2, 12)
-    spec = {
-        "gguf": str(run.parent / "models" / "tiny-llama.gguf"),
-        "snapshot": str(folder),
-        "texts": texts,
-        "reference": "K1",
-        "candidates": ["K1", "K2"],
-        "positions": {"K1": [0, 0], "K2": [12, 7]},
-        "chunk": 5,
-        "decode": {"K2": 3},
-        "page_tokens": 16,
-        "threads": 1,
-    }
+    spec = ParitySpec(
+        gguf=str(run.parent / "models" / "tiny-llama.gguf"),
+        snapshot=str(folder),
+        texts=texts,
+        reference="K1",
+        candidates=["K1", "K2"],
+        positions={"K1": [0, 0], "K2": [12, 7]},
+        chunk=5,
+        decode={"K2": 3},
+        page_tokens=16,
+        threads=1,
+    )
     rows = parity.measure(spec, lambda name: None)
     by = {(r["metric"], r["index"]): r["value"] for r in rows}
     # Text 0 has chunks 0, 2 and 4, of 5, 5 and 2 positions; text 1 has 1 and 3, of 5 and 2.
@@ -764,24 +765,26 @@ def test_an_arm_that_raises_costs_its_own_rows(run, model, monkeypatch):
         real(model, name, *rest)
 
     monkeypatch.setattr(parity, "feed", feed)
-    spec = {
-        "gguf": str(run.parent / "models" / "tiny-llama.gguf"),
-        "snapshot": str(folder),
-        "texts": [[5, 6, 7]],
-        "reference": "K1",
-        "candidates": ["A2", "K1", "K2"],
-        "positions": {"A2": [3], "K1": [3], "K2": [3]},
-        "chunk": None,
-        "decode": {},
-        "page_tokens": 16,
-        "threads": 1,
-    }
+    spec = ParitySpec(
+        gguf=str(run.parent / "models" / "tiny-llama.gguf"),
+        snapshot=str(folder),
+        texts=[[5, 6, 7]],
+        reference="K1",
+        candidates=["A2", "K1", "K2"],
+        positions={"A2": [3], "K1": [3], "K2": [3]},
+        chunk=None,
+        decode={},
+        page_tokens=16,
+        threads=1,
+    )
     rows = parity.measure(spec, lambda name: None)
     failed = [r for r in rows if r["metric"] == "failed"]
     assert [r["candidate"] for r in failed] == ["A2"] and "no such luck" in failed[0]["text"]
     assert {r["candidate"] for r in rows} == {"A2", "K2"}
     # Without the reference, which took the process down before, there is nothing to say.
-    assert parity.measure({**spec, "candidates": ["A2", "K2"]}, lambda name: None) == []
+    assert (
+        parity.measure(dataclasses.replace(spec, candidates=["A2", "K2"]), lambda name: None) == []
+    )
 
 
 def test_divergence_and_agreement_by_hand():

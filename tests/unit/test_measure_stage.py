@@ -1,11 +1,13 @@
 """Blocks of a stage: resumed, void and run again, and a candidate that takes its process down."""
 
+import inspect
 import json
 import os
 import signal
 import sys
 import textwrap
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from kvtrial.host import build, machine
 from kvtrial.measure import child, rotation
 from kvtrial.measure.baton import Baton, OutOfStep, PartnerGone
 from kvtrial.measure.plan import Hopeless, SamplingPlan
+from kvtrial.measure.specs import Spec
 from kvtrial.run import events
 from kvtrial.run.journal import Journal
 from kvtrial.stages import common
@@ -36,38 +39,61 @@ def stage(tmp_path):
     return Stage("m2", tmp_path / "run", tmp_path / "m.gguf", {}, "default", 2, registered)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Told(Spec):
+    """What the modules below are told: where they log, and at which arm they fail."""
+
+    log: str
+    raises: str = ""
+    hangs: str = ""
+    bad: str = ""
+    signal: int = 11
+    hungry: str = ""
+    wrong: str = ""
+    stood_still: float = 0.0
+
+
+#: The head of a measured module.
+HEAD = f"""
+import os, sys, time
+from dataclasses import dataclass
+from kvtrial.measure.specs import Spec
+{inspect.getsource(Told)}
+"""
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     """A measured module that logs its order and kills itself when it comes to ``bad``."""
     (tmp_path / "measured.py").write_text(
-        textwrap.dedent(
+        HEAD
+        + textwrap.dedent(
             """
-            import os, signal, sys, time
             from kvtrial.host import machine
             from kvtrial.measure.child import blamed, main
             def measure(spec, note):
-                with open(spec["log"], "a") as log:
-                    log.write(",".join(spec["candidates"]) + "\\n")
+                with open(spec.log, "a") as log:
+                    log.write(",".join(spec.candidates) + "\\n")
                 rows = []
-                for place, name in enumerate(spec["candidates"]):
+                for place, name in enumerate(spec.candidates):
                     note(name)
-                    if name == spec.get("raises"):
+                    if name == spec.raises:
                         with blamed(name, note):
                             raise ValueError("at step 40")
-                    while name == spec.get("hangs"):
+                    while name == spec.hangs:
                         time.sleep(1)
-                    if name == spec.get("bad"):
-                        os.kill(os.getpid(), spec.get("signal", signal.SIGSEGV))
-                    if name == spec.get("hungry"):
+                    if name == spec.bad:
+                        os.kill(os.getpid(), spec.signal)
+                    if name == spec.hungry:
                         raise machine.NotEnoughMemory(f"{name} needs 9 bytes; 1 are available")
-                    if name == spec.get("wrong"):
+                    if name == spec.wrong:
                         raise SystemExit("half way")
                     rows.append({"candidate": name, "place": place, "metric": "m2/step_ms",
                                  "value": float(os.environ["OMP_NUM_THREADS"])})
-                rows.append({"metric": "rotation/stood_still_s", "value": spec.get("stood_still", 0.0)})
+                rows.append({"metric": "rotation/stood_still_s", "value": spec.stood_still})
                 return rows
             if __name__ == "__main__":
-                main(measure, sys.argv)
+                main(Told, measure, sys.argv)
             """
         )
     )
@@ -82,7 +108,9 @@ def started(log):
 def run(stage, module, log, count, names=("K0", "K1"), said=None, **spec):
     """Blocks of the cell; ``said`` collects why it is hopeless."""
     attempt = Journal(stage.run_dir, "m2").attempt()
-    work = Work(module, lambda block, own, slow: {"log": str(log), **spec}, list(names))
+    work = Work(
+        module, lambda block, own, slow: Told(log=str(log), candidates=own, **spec), list(names)
+    )
     plan = SamplingPlan(first=count, most=count, most_void=LIMITS["most"])
     with Progress("m2", {Block(CELL, n).name: 1.0 for n in range(count)}) as progress:
         ended = run_cells([CellRun(stage, attempt, work, CELL, plan)], progress)
@@ -178,7 +206,7 @@ def test_a_process_that_somebody_stopped_does_not_hang(module, tmp_path):
     import threading
 
     log = tmp_path / "log"
-    spec = {"log": str(log), "candidates": ["K1"], "hangs": "K1", "step_limit_s": 2.0}
+    spec = Told(log=str(log), candidates=["K1"], hangs="K1", step_limit_s=2.0)
     pids: list[int] = []
     real = child.subprocess.Popen
 
@@ -214,7 +242,7 @@ def test_groups_of_a_block_are_processes_of_their_own(stage, module, tmp_path):
     attempt = Journal(stage.run_dir, "m2").attempt()
     work = Work(
         module,
-        lambda block, own, slow: {"log": str(log)},
+        lambda block, own, slow: Told(log=str(log), candidates=own),
         ["K0", "K1", "K3"],
         lambda cell, names: [["K0", "K1"], ["K1", "K3"]],
     )
@@ -238,7 +266,7 @@ def test_the_slow_arms_of_a_first_block_are_told_to_the_others(stage, tmp_path, 
 
     def spec(block, names, slow):
         told.append(slow)
-        return {}
+        return Spec(candidates=names)
 
     rows = [
         {"candidate": "K0", "metric": "rotation/slow", "value": 1.0},
@@ -291,9 +319,8 @@ def test_code_that_changes_while_a_stage_runs_blames_nobody(stage, module, tmp_p
 
 
 def test_one_that_takes_the_process_down_is_left_out_of_what_others_were_asked(module, tmp_path):
-    """Whether the candidates are a list or, as in the calibration, a dict."""
     log, out = tmp_path / "log", []
-    spec = {"log": str(log), "candidates": {"K0": [512], "K1": [512, 4096]}, "bad": "K0"}
+    spec = Told(log=str(log), candidates=["K0", "K1"], bad="K0")
     rows = child.run_survivors(module, spec, 1, left_out=lambda *args: out.append(args))
     assert {r["candidate"] for r in rows if "candidate" in r} == {"K1"}
     ((name, what),) = out
@@ -313,15 +340,15 @@ def test_too_little_memory_stops_the_stage_and_blames_no_arm(stage, module, tmp_
 def pair(tmp_path, monkeypatch):
     """A measured module whose arms step by turns, and write down when: one that is ``bad`` dies at its third."""
     (tmp_path / "by_turns.py").write_text(
-        textwrap.dedent(
+        HEAD
+        + textwrap.dedent(
             """
-            import os, signal, sys
             from kvtrial.measure.baton import Baton
             from kvtrial.measure.child import main
             from kvtrial.measure.rotation import orders
             def measure(spec, note):
-                (own,), baton, made = spec["own"], Baton(**spec["baton"]), 0
-                for number, order in enumerate(orders(spec["candidates"], 8, seed=5)):
+                (own,), baton, made = spec.own, Baton(**vars(spec.baton)), 0
+                for number, order in enumerate(orders(spec.candidates, 8, seed=5)):
                     for name in order:
                         if name != own:
                             baton.give(number)
@@ -329,36 +356,36 @@ def pair(tmp_path, monkeypatch):
                         baton.take(number)
                         note(own)
                         made += 1
-                        if own == spec.get("bad") and made == 3:
-                            os.kill(os.getpid(), signal.SIGSEGV)
-                        with open(spec["log"], "a") as log:
+                        if own == spec.bad and made == 3:
+                            os.kill(os.getpid(), spec.signal)
+                        with open(spec.log, "a") as log:
                             log.write(f"{number}{own} ")
                         note("")
                 return [{"candidate": own, "metric": "m2/step_ms", "value": float(made)}]
             if __name__ == "__main__":
-                main(measure, sys.argv)
+                main(Told, measure, sys.argv)
             """
         )
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return {
-        "log": str(tmp_path / "log"),
-        "candidates": ["K1", "K1@3f2a1bc"],
-        "pythons": {"K1": sys.executable, "K1@3f2a1bc": sys.executable},
-    }
+    return Told(
+        log=str(tmp_path / "log"),
+        candidates=["K1", "K1@3f2a1bc"],
+        pythons={"K1": sys.executable, "K1@3f2a1bc": sys.executable},
+    )
 
 
 def test_two_processes_step_by_turns_in_the_order_of_the_rotation(pair, tmp_path):
     rows = child.run("by_turns", pair, 1)
     assert [(r["candidate"], r["value"]) for r in rows] == [("K1", 8.0), ("K1@3f2a1bc", 8.0)]
     made = (tmp_path / "log").read_text().split()
-    expected = rotation.orders(pair["candidates"], 8, seed=5)
+    expected = rotation.orders(pair.candidates, 8, seed=5)
     assert made == [f"{number}{name}" for number, order in enumerate(expected) for name in order]
 
 
 def test_the_side_that_died_is_blamed_and_the_other_does_not_wait_for_ever(pair):
     with pytest.raises(child.ChildDied, match="SIGSEGV while it ran K1@3f2a1bc") as caught:
-        child.run("by_turns", {**pair, "bad": "K1@3f2a1bc"}, 1)
+        child.run("by_turns", replace(pair, bad="K1@3f2a1bc"), 1)
     assert caught.value.candidate == "K1@3f2a1bc"
 
 
@@ -385,7 +412,7 @@ def test_sides_that_are_not_at_the_same_step_are_no_pair():
 
 def test_a_process_that_ends_badly_says_how(stage, module, tmp_path):
     with pytest.raises(child.ChildDied, match=r"code 1 while it ran K3: half way") as caught:
-        child.run(module, {"log": str(tmp_path / "log"), "candidates": ["K3"], "wrong": "K3"}, 1)
+        child.run(module, Told(log=str(tmp_path / "log"), candidates=["K3"], wrong="K3"), 1)
     assert caught.value.candidate == "K3"
     with pytest.raises(StageError, match="No module named"):
         run(stage, "kvtrial.measure.nothing", tmp_path, 1, ["K0"])
@@ -395,12 +422,11 @@ def test_a_run_has_one_model_file(tmp_path):
     """Case: a file put in the other's place was measured under the run's name and the old hash."""
     gguf = tmp_path / "m.gguf"
     gguf.write_bytes(b"one")
-    sha256 = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
-    manifest = {"model": {"sha256": sha256}}  # sha256sum of "one"
-    common.refuse_another_model(tmp_path / "run-a", manifest, gguf)
+    known = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"  # sha256sum of "one"
+    common.refuse_another_model(tmp_path / "run-a", known, gguf)
     gguf.write_bytes(b"another")
     with pytest.raises(StageError, match=r"run-a is a run of 7692c3ad3540…: put that file back"):
-        common.refuse_another_model(tmp_path / "run-a", manifest, gguf)
+        common.refuse_another_model(tmp_path / "run-a", known, gguf)
 
 
 def test_an_arm_that_raises_is_named_once_and_the_block_is_kept(stage, monkeypatch, capfd):
@@ -410,7 +436,9 @@ def test_an_arm_that_raises_is_named_once_and_the_block_is_kept(stage, monkeypat
     monkeypatch.setattr(common.child, "run_survivors", lambda *a, **k: [failed])
     with stage.attempt() as attempt:
         for _ in range(3):
-            rows = common.run_arms(stage, attempt, "module", ["K9"], {}, {"threads": 1})
+            rows = common.run_arms(
+                stage, attempt, "module", Spec(candidates=["K9"]), {"threads": 1}
+            )
             assert rows == [failed]
     assert capfd.readouterr().err.count("m2: K9 failed: WrongAnswer: far off") == 1
 

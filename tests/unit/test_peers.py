@@ -15,6 +15,7 @@ from kvtrial.decision import peers
 from kvtrial.measure import child
 from kvtrial.measure.peers import llama_state, programs
 from kvtrial.measure.peers.programs import PEERS
+from kvtrial.measure.specs import PrefillSpec
 from kvtrial.run import events
 from kvtrial.stages import peers as stage
 
@@ -224,13 +225,13 @@ def test_rounds_balance_programs_and_arms():
 
 
 def test_our_prefill_is_timed_in_a_process_of_its_own():
-    spec = {
-        "gguf": str(ROOT / "tests" / "data" / "llama-tiny-q4_1.gguf"),
-        "candidates": ["K1", "K9"],
-        "ids": list(range(40)),
-        "threads": 1,
-        "page_tokens": 16,
-    }
+    spec = PrefillSpec(
+        gguf=str(ROOT / "tests" / "data" / "llama-tiny-q4_1.gguf"),
+        candidates=["K1", "K9"],
+        ids=list(range(40)),
+        threads=1,
+        page_tokens=16,
+    )
     fine, failed = child.run("kvtrial.measure.peers.prefill", spec, 1)
     assert (fine["candidate"], fine["metric"]) == ("K1", "prefill/ms")
     assert fine["value"] > 0
@@ -240,7 +241,9 @@ def test_our_prefill_is_timed_in_a_process_of_its_own():
 def test_a_library_that_does_not_load_costs_its_own_rows(tmp_path, monkeypatch):
     (tmp_path / "llama_cpp.py").write_text("raise ImportError('libgomp.so.1 is missing')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    spec = {"gguf": "m.gguf", "candidates": programs.arms_of("llama.cpp"), "ids": [1], "threads": 1}
+    spec = PrefillSpec(
+        gguf="m.gguf", candidates=programs.arms_of("llama.cpp"), ids=[1], threads=1, page_tokens=16
+    )
     found = child.run("kvtrial.measure.peers.llama_prefill", spec, 1)
     assert [(r["candidate"], r["metric"]) for r in found] == [
         (arm, "failed") for arm in programs.arms_of("llama.cpp")

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from kvtrial.engine.synthetic import ModelSizes, write_synthetic
+from kvtrial.host import paths
 from kvtrial.measure import child, rotation
 from kvtrial.measure.peers import programs
+from kvtrial.measure.specs import AttentionSpec, BlockSpec, PrefillSpec
 from kvtrial.measure.stores import opened, shape_of
-from kvtrial.run import models
+from kvtrial.run import models, protocol
 
 pytestmark = pytest.mark.slow
 THREADS = 1
@@ -84,24 +86,30 @@ def test_llama_goes_on_from_our_rows_as_from_its_own(filled, arm):
 def test_llama_decodes_and_prefills_in_processes_of_their_own(filled):
     gguf, folder, ids, _, _ = filled
     arms = programs.arms_of("llama.cpp")
-    spec = {"gguf": str(gguf), "candidates": arms, "threads": THREADS}
     both = ["K1", *arms]
-    decode = {
-        **spec,
-        "candidates": both,
-        "snapshots": [str(folder)],
-        "rotation": {"warmup_rounds": 2},
-        "rounds": 1,
-        "page_tokens": 16,
-        "seed": 1,
-    }
+    registered = protocol.load(paths.config_file("protocol.yaml"))
+    decode = BlockSpec(
+        gguf=str(gguf),
+        candidates=both,
+        reference="K1",
+        snapshots=[str(folder)],
+        threads=THREADS,
+        rotation={**registered["rotation"], "warmup_rounds": 2},
+        rounds=1,
+        slow=[],
+        page_tokens=16,
+        seed=1,
+    )
     rows = child.run("kvtrial.measure.peers.decode", decode, THREADS)
     assert [r["text"] for r in rows if r["metric"] == "failed"] == []
     steps = [r["candidate"] for r in rows if r["metric"] == "m2/step_ms" and r["value"] > 0]
     cycle = rotation.rounds_of(len(both), 1)
     assert {arm: steps.count(arm) for arm in both} == dict.fromkeys(both, cycle)
 
-    rows = child.run("kvtrial.measure.peers.llama_prefill", {**spec, "ids": ids}, THREADS)
+    spec = PrefillSpec(
+        gguf=str(gguf), candidates=arms, ids=list(ids), threads=THREADS, page_tokens=16
+    )
+    rows = child.run("kvtrial.measure.peers.llama_prefill", spec, THREADS)
     assert [(r["candidate"], r["metric"]) for r in rows] == [(arm, "prefill/ms") for arm in arms]
 
 
@@ -116,17 +124,17 @@ def test_llama_decodes_and_prefills_in_processes_of_their_own(filled):
 def test_attention_agrees_with_the_oracle_and_is_timed(filled, arm):
     _, folder, _, _, _ = filled
     shape = {"layers": 2, "q_heads": 6, "kv_heads": 2, "head_dim": 64}
-    spec = {
-        "shape": shape,
-        "candidates": [arm],
-        "orders": [[arm]] * 5,
-        "snapshots": [str(folder)],
-        "threads": THREADS,
-        "page_tokens": 16,
-        "warmup_iterations": 2,
-        "rotation_llc_multiple": 0,
-        "seed": 1,
-    }
+    spec = AttentionSpec(
+        shape=shape,
+        candidates=[arm],
+        orders=[[arm]] * 5,
+        snapshots=[str(folder)],
+        threads=THREADS,
+        page_tokens=16,
+        warmup_iterations=2,
+        rotation_llc_multiple=0,
+        seed=1,
+    )
     rows = child.run("kvtrial.measure.peers.attention", spec, THREADS)
     assert [r["text"] for r in rows if r["metric"] == "failed"] == []
     assert len([r for r in rows if r["metric"] == "m1/attention_ms" and r["value"] > 0]) == 3

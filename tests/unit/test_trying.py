@@ -170,10 +170,8 @@ def test_a_candidate_that_does_not_end_is_not_timed(small, monkeypatch):
 
 def stage_of(small):
     gguf = models.path_of("tiny-llama")
-    return trying.Stage(
-        "m1", small / "run", gguf, {"name": gguf.stem, "sha256": models.sha256(gguf)}, "default", 2,
-        {"page_tokens": 32},
-    )  # fmt: skip
+    model = trying.TrialModel(gguf.stem, models.sha256(gguf))
+    return trying.Stage("m1", small / "run", gguf, model, "default", 2, {"page_tokens": 32})
 
 
 def test_what_failed_is_said_and_makes_it_unsound():

@@ -34,7 +34,8 @@ from kvtrial.cold.reports import SpillReport
 from kvtrial.cold.segmented import SegmentStore
 from kvtrial.cold.store import ColdStore
 from kvtrial.cold.values import ValueStore
-from kvtrial.contract import InvalidArgument, shown
+from kvtrial.contract import InvalidArgument
+from kvtrial.contract.arguments import shown
 
 __all__ = ["KINDS", "ColdStore", "Identity", "SpillReport", "open_cold"]
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import blake3
 import numpy as np
 
-from kvtrial.contract import I64, InvalidArgument, KVStore, StoreSpec, integer, integers, shown
+from kvtrial.contract import I64, InvalidArgument, KVStore, StoreSpec
+from kvtrial.contract.arguments import integer, integers, shown
 
 #: Raised when kernels begin to store other bytes under the same `KVStore.page_format`.
 KERNEL_ABI = 1

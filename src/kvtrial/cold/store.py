@@ -53,7 +53,8 @@ from kvtrial.cold.prefix import Stored, longest, refuse_other_holes, stored
 from kvtrial.cold.reports import Damage, Entry, RestoreTimes, SpillReport
 from kvtrial.cold.reserve import Reserve, index_bytes
 from kvtrial.cold.sessions import refuse_other, take, validity
-from kvtrial.contract import InvalidArgument, KVSession, callback, integer
+from kvtrial.contract import InvalidArgument, KVSession
+from kvtrial.contract.arguments import callback, integer
 
 #: Called with what is done and what there is to do.
 Progress = Callable[[int, int], None]

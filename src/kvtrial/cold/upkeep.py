@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from rich.console import Group
 from rich.text import Text
@@ -28,10 +28,23 @@ _BETWEEN = (
     "the index makes up for it, but gc can't empty that file, and it must not be built again: spill what "
     "you need into another folder"
 )
+
 _SHOWN = 16  # digits of a key; a store takes any beginning that fits one sequence alone
 
 
-def _catalogue(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
+class Outcome(TypedDict, total=False):
+    """What a verb has found or done: `look_after`."""
+
+    folder: str
+    kind: str
+    bytes: int
+    sequences: list[dict[str, Any]]
+    damage: list[dict[str, Any]]
+    freed_bytes: int
+    deleted: list[str]
+
+
+def _catalogue(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> Outcome:
     sequences = [entry._asdict() for entry in cold.catalogue()]
     for entry in sequences:  # JSON has no word for what a clock may have said
         entry["created"] = entry["created"] if math.isfinite(entry["created"]) else None
@@ -48,15 +61,15 @@ def _local_time(created: float | None) -> str:
         return "?"
 
 
-def _verify(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
+def _verify(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> Outcome:
     return {"damage": [damage._asdict() for damage in cold.verify(progress)]}
 
 
-def _gc(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
+def _gc(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> Outcome:
     return {"freed_bytes": cold.gc(progress)}
 
 
-def _delete(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> dict[str, Any]:
+def _delete(cold: ColdStore, keys: Sequence[str], progress: Progress | None) -> Outcome:
     known = [entry.key for entry in cold.catalogue()]
     meant = [_meant(given, known) for given in keys]  # all of them, before the first is gone
     return {"deleted": [key for key in dict.fromkeys(meant) if cold.delete(key)]}
@@ -72,7 +85,7 @@ def _meant(given: str, known: Sequence[str]) -> str:
     return fitting[0]
 
 
-_VERBS: dict[str, Callable[[ColdStore, Sequence[str], Progress | None], dict[str, Any]]] = {
+_VERBS: dict[str, Callable[[ColdStore, Sequence[str], Progress | None], Outcome]] = {
     "catalogue": _catalogue,
     "delete": _delete,
     "gc": _gc,
@@ -82,7 +95,7 @@ _VERBS: dict[str, Callable[[ColdStore, Sequence[str], Progress | None], dict[str
 
 def look_after(
     verb: str, folder: Path, keys: Sequence[str] = (), progress: Progress | None = None
-) -> dict[str, Any]:
+) -> Outcome:
     """Do one thing with the store in a folder.
 
     Parameters
@@ -96,7 +109,7 @@ def look_after(
 
     Returns
     -------
-    dict
+    Outcome
         JSON-safe: ``folder``, ``kind``, ``bytes`` of its files, and ``sequences``, ``deleted``,
         ``freed_bytes`` or ``damage``.
 
@@ -117,12 +130,12 @@ def look_after(
         return {"folder": str(folder), "kind": cold.kind, "bytes": cold.disk_bytes(), **outcome}
 
 
-def sound(outcome: dict[str, Any]) -> bool:
+def sound(outcome: Outcome) -> bool:
     """Whether nothing was found damaged."""
     return not outcome.get("damage")
 
 
-def render(outcome: dict[str, Any]) -> Group:
+def render(outcome: Outcome) -> Group:
     """The same for people."""
     said = f"{outcome['folder']} ({outcome['kind']}, {outcome['bytes'] / 1e6:.1f} MB)"
     lines: list[Table | Text] = []

@@ -16,7 +16,8 @@ from pathlib import Path
 from kvtrial import candidates
 from kvtrial.conformance.isolated import result, write
 from kvtrial.conformance.suite import TESTS, Outcome, run
-from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError, shown
+from kvtrial.contract import PAGE_TOKENS, CandidateNotBuilt, KVError
+from kvtrial.contract.arguments import shown
 from kvtrial.host import build
 from kvtrial.host.arguments import page_sizes
 from kvtrial.measure import allocations

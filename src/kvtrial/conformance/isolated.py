@@ -13,25 +13,50 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 from kvtrial.conformance.suite import TESTS, Outcome, Status
 from kvtrial.contract import PAGE_TOKENS, Candidate
 from kvtrial.host import build
 from kvtrial.host.files import write_text
+from kvtrial.host.records import read
 from kvtrial.measure import allocations, exclusive
 
 #: What `kvtrial.conformance.__main__` says of a test.
 _OUTCOME = re.compile(r"(?:passed|failed|gap) +P=(?P<page_tokens>\d+) (?P<test>\w+)")
 
 
-def result(candidate: Candidate, outcomes: list[Outcome], crash: str = "") -> dict[str, Any]:
+class Said(TypedDict):
+    """A test's end at a page size: passed, failed or gap, and in what words."""
+
+    status: str
+    detail: str
+
+
+class Result(TypedDict):
+    """A candidate's JSON: `result`."""
+
+    candidate: str
+    title: str
+    profile: str
+    capabilities: list[str]
+    missing_capabilities: list[str]
+    build: dict[str, Any]
+    allocations_counted: bool
+    outcomes: dict[str, dict[str, Said]]  #: by test and page size
+    gaps: list[str]
+    failed: list[str]
+    crash: str
+    passed: bool
+
+
+def result(candidate: Candidate, outcomes: list[Outcome], crash: str = "") -> Result:
     """What is kept of a candidate: outcomes by test and page size, gaps, and whether it passed.
 
     A gap is not a failure: ``passed`` says that nothing failed, ``gaps`` what is missing;
     `Candidate.missing_capabilities` decides who can win.
     """
-    by_test: dict[str, dict[str, dict[str, str]]] = {}
+    by_test: dict[str, dict[str, Said]] = {}
     for o in outcomes:
         by_test.setdefault(o.test, {})[str(o.page_tokens)] = {
             "status": o.status.value,
@@ -55,7 +80,7 @@ def result(candidate: Candidate, outcomes: list[Outcome], crash: str = "") -> di
     }
 
 
-def write(path: Path, document: dict[str, Any]) -> None:
+def write(path: Path, document: Result) -> None:
     """Write a document as JSON."""
     write_text(path, json.dumps(document, indent=1) + "\n")
 
@@ -68,7 +93,7 @@ def run_isolated(
     timeout_s: float = 1800,
     on_outcome: Callable[[str, int], None] | None = None,
     echo: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
+) -> Result:
     """Run the suite on the registered candidate ``name`` in a fresh process.
 
     Parameters
@@ -90,7 +115,7 @@ def run_isolated(
 
     Returns
     -------
-    dict
+    Result
         The document in ``out``; with ``crash`` set and ``passed`` false where the process ended by a
         signal, without a result, or not in time. ``crash`` names the test that it was in.
     """
@@ -119,8 +144,7 @@ def run_isolated(
     if code is None:
         crash = f"not finished after {timeout_s:g} s, {inside}"
     elif out.is_file():
-        document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        return document
+        return read(Result, json.loads(out.read_bytes()), out.name)
     else:
         crash = f"crashed {inside}: {_ending(code, stderr)}"
     document = result(candidates.get(name), [], crash)

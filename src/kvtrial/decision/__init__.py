@@ -21,6 +21,7 @@ Read `verdict` first; it calls all others in this order:
 `break_even`      restore against recompute
 `peers`           other engines, for the optional target
 `stats`           intervals
+`document`        verdict.json key by key
 `labels`          words that stand behind a contrast wherever it is shown
 ================  ==================================================================================
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ def digits(value: float | None) -> float | None:
     return float(f"{value:.12g}")
 
 
-def cell_key(cell: Cell) -> dict[str, Any]:
+def cell_key(cell: Cell) -> dict[str, int | str]:
     """The columns that name a cell in a row of the verdict."""
     return {k: cell[k] for k in ("context", "sessions", "threads", "role")}
 
@@ -52,6 +52,19 @@ class Course:
     tail: str | None
     drift_p: float | None
     lag1: float | None
+
+
+class ContrastRow(TypedDict):
+    """What a row of verdict.json holds of a `Contrast`, and of its `Course`."""
+
+    ratio: float | None
+    ci95: list[Any] | None  #: bounds, None past the largest float
+    n_blocks: int
+    problem: NotRequired[str]
+    median_ratio: NotRequired[float | None]
+    tail: NotRequired[str | None]
+    drift_p: NotRequired[float | None]
+    lag1: NotRequired[float | None]
 
 
 @dataclass(frozen=True)
@@ -86,15 +99,16 @@ class Contrast:
         low, high = self.ci95 or (None, None)
         return tuple(math.inf if x is None else x for x in (self.ratio, low, high))  # type: ignore[return-value]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> ContrastRow:
         """What a row of verdict.json holds of it."""
-        return {
+        row: ContrastRow = {
             "ratio": self.ratio,
             "ci95": None if self.ci95 is None else list(self.ci95),
             "n_blocks": self.n_blocks,
-            **({} if self.problem is None else {"problem": self.problem}),
-            **({} if self.course is None else asdict(self.course)),
         }
+        if self.problem is not None:
+            row["problem"] = self.problem
+        return row if self.course is None else cast(ContrastRow, {**row, **asdict(self.course)})
 
 
 class Layouts:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from kvtrial.contract import InvalidArgument, shown
+from kvtrial.contract import InvalidArgument
+from kvtrial.contract.arguments import shown
 
 #: When a run was begun (UTC, ISO 8601), by which commit of kvtrial, on which host and kernel.
 MEASURED = ("begun", "commit", "host", "kernel")

@@ -24,7 +24,8 @@ from typing import Any
 
 import pandas as pd
 
-from kvtrial.contract import InvalidArgument, shown
+from kvtrial.contract import InvalidArgument
+from kvtrial.contract.arguments import shown
 from kvtrial.decision import (
     attribution,
     cold,
@@ -41,6 +42,7 @@ from kvtrial.decision import (
     validity,
 )
 from kvtrial.decision.contrasts import Layouts, Measured, cell_key
+from kvtrial.decision.document import Document, Row
 from kvtrial.decision.language import ADOPT, INCONCLUSIVE, KEEP, Outcome
 from kvtrial.measure.plan import cell_name
 from kvtrial.registration import Protocol
@@ -61,7 +63,7 @@ class MixedProtocol(ValueError):
 class Verdict:
     """What was decided and why; ``data`` is what verdict.json holds."""
 
-    data: dict[str, Any]
+    data: Document
 
     @property
     def store(self) -> str | None:
@@ -122,11 +124,13 @@ def decide(events: pd.DataFrame, protocol: Protocol) -> Verdict:
     profile_of = facts.by_candidate(chosen, "candidate/profile")
     hot = language.decide(measured, reasons, layouts, protocol, open_because)
     decision = protocol["decision"]
-    data = {
-        **{
-            key: getattr(of_run, key)
-            for key in ("run_id", "model", "shape", "synthetic", "machine", "context_length")
-        },
+    data: Document = {
+        "run_id": of_run.run_id,
+        "model": of_run.model,
+        "shape": of_run.shape,
+        "synthetic": of_run.synthetic,
+        "machine": of_run.machine,
+        "context_length": of_run.context_length,
         "measured": of_run.measured,
         "build_id": _build_id(events),
         "protocol_sha256": protocol_sha256,
@@ -231,7 +235,7 @@ def _open(
     return known.fault
 
 
-def _contrasts(measured: Measured, layouts: Layouts, protocol: Protocol) -> list[dict[str, Any]]:
+def _contrasts(measured: Measured, layouts: Layouts, protocol: Protocol) -> list[Row]:
     """Challengers and profiles over every incumbent, incumbents over the reference; where both were measured."""
     decision = protocol["decision"]
     pairs = [

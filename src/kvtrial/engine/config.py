@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM, InvalidArgument, shown
+from kvtrial.contract import MAX_GROUP, MAX_HEAD_DIM, InvalidArgument
+from kvtrial.contract.arguments import shown
 from kvtrial.engine import support
 from kvtrial.engine.architecture import ARCHITECTURES, Architecture
 from kvtrial.engine.errors import GgufInvalid

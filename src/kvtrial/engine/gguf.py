@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 from kvtrial.engine.errors import (
     GgufInvalid,
     GgufTruncated,

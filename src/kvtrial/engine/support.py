@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 from kvtrial.engine.architecture import ARCHITECTURES, Architecture
 from kvtrial.engine.errors import (
     GgufInvalid,

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtrial.contract import InvalidArgument, integer, shown
+from kvtrial.contract import InvalidArgument
+from kvtrial.contract.arguments import integer, shown
 from kvtrial.engine.architecture import ARCHITECTURES
 from kvtrial.engine.config import Keys
 from kvtrial.engine.gguf import STRINGS, GgufFile, TensorToWrite, write_gguf

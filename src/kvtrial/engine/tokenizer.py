@@ -22,7 +22,8 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as _Library
 from tokenizers.models import BPE
 
-from kvtrial.contract import InvalidArgument, flag, integer, integers, shown
+from kvtrial.contract import InvalidArgument
+from kvtrial.contract.arguments import flag, integer, integers, shown
 from kvtrial.engine.errors import GgufInvalid, TokenizerUnsupported, UnknownToken
 from kvtrial.engine.gguf import STRINGS, GgufFile
 

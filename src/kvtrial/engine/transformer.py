@@ -27,14 +27,9 @@ from kvtrial.contract import (
     KVError,
     KVSession,
     KVStore,
-    callback,
-    flag,
-    integer,
-    integers,
-    page_size,
-    shown,
     spec_behind,
 )
+from kvtrial.contract.arguments import callback, flag, integer, integers, page_size, shown
 from kvtrial.engine._regions import Scratch
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.errors import DecoderInUse, NonFiniteLogits, UnknownToken

@@ -8,6 +8,7 @@ Read `machine` first.
 `build`        what the kernels were built from, and whether that still lies in the source tree
 `paths`        where configuration, results and schemas lie
 `files`        the one way to write a file: beside, then renamed
+`records`      a JSON document as a frozen dataclass, checked key by key
 `printed`      what is printed for people: consoles, tables and bars whose texts are literal
 `arguments`    what parsers of commands understand: numbers within bounds, near misses of a name
 `shapes`       names of head shapes

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from kvtrial.contract import PAGE_TOKENS, page_size, shown
+from kvtrial.contract import PAGE_TOKENS
+from kvtrial.contract.arguments import page_size, shown
 from kvtrial.host.printed import did_you_mean
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 REBUILD = "make build   (or: snakemake --cores 1 build)"
 #: Below src/kvtrial, whole: the Python that runs beside the kernels in a measured process, what a run asks
 #: for, and the stages that say what such a process does. The modules at the package's top belong to them.
-_MEASURED = ("host", "hot", "cold", "engine", "measure", "run", "stages")
+_MEASURED = ("contract", "host", "hot", "cold", "engine", "measure", "run", "stages")
 #: Below these: what is done with the events when all are there.
 _AFTER = ("stages", "after")
 _LIBRARY_SUFFIXES = {".so", ".dylib"}

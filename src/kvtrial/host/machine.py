@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from kvtrial.host import cgroups
 
@@ -60,10 +60,18 @@ def machine_class() -> str:
     return "-".join(p for p in parts if p)
 
 
-def caches() -> list[dict[str, Any]]:
-    """CPU 0's caches, nearest first: level, type (Data, Instruction, Unified), bytes,
-    line_bytes."""
-    listed = []
+class Cache(TypedDict):
+    """One as the system tells of it."""
+
+    level: int
+    type: str  #: Data, Instruction or Unified
+    bytes: int
+    line_bytes: int | None
+
+
+def caches() -> list[Cache]:
+    """CPU 0's caches, nearest first."""
+    listed: list[Cache] = []
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         size = re.fullmatch(r"(\d+)([KMG]?)", _read(index / "size"))
         level, kind = _read(index / "level"), _read(index / "type")

@@ -11,7 +11,8 @@ from libc.stdint cimport int64_t
 
 import numpy as np
 
-from kvtrial.contract import InvalidArgument, OutOfRange, PoolExhausted, shown
+from kvtrial.contract import InvalidArgument, OutOfRange, PoolExhausted
+from kvtrial.contract.arguments import shown
 
 cnp.import_array()
 

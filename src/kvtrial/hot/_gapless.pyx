@@ -18,8 +18,8 @@ from kvtrial.contract import (
     StaleOwner,
     StepIncomplete,
     Unsupported,
-    flag,
 )
+from kvtrial.contract.arguments import flag
 
 from kvtrial.hot._door cimport integer, layer_index
 from kvtrial.hot._memory cimport Memory

@@ -20,8 +20,8 @@ from kvtrial.contract import (
     PoolExhausted,
     StaleOwner,
     StepIncomplete,
-    flag,
 )
+from kvtrial.contract.arguments import flag
 from kvtrial.hot._attend cimport (
     attend_block,
     attend_spans,

@@ -2,7 +2,8 @@
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 
-from kvtrial.contract import InvalidArgument, shown
+from kvtrial.contract import InvalidArgument
+from kvtrial.contract.arguments import shown
 
 #: Bytes of a row at most: products with it stay far from 2^63.
 cdef int64_t MOST_ROW_BYTES = 1 << 20

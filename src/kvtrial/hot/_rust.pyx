@@ -25,8 +25,8 @@ from kvtrial.contract import (
     SlotCancelled,
     StaleOwner,
     StepIncomplete,
-    flag,
 )
+from kvtrial.contract.arguments import flag
 
 from kvtrial._threads cimport parallel_for
 from kvtrial.hot._door cimport (

@@ -15,6 +15,7 @@ Read `block` first, then `rotation` and `plan`.
 `calibrate`               what the estimate is made of
 `child`, `exclusive`      a measured process; the machine for one of them at a time
 `baton`                   two processes of two builds that step by turns
+`specs`                   what such a process is told
 `stores`                  stores and sessions, filled from a snapshot; `aliases` of one candidate
 `probes`, `surroundings`  what the machine does right now (``_probes.pyx``); rows about it
 `allocations`             allocation calls, counted (``_allocations.pyx``) in `allocation_pass`

@@ -1,8 +1,7 @@
 """Counts allocation calls inside the store calls of a decode step: a pass of its own, never timed.
 
-``python -m kvtrial.measure.allocation_pass SPEC.json OUT.json`` with SPEC: shape, candidates,
-threads, page_tokens, steps. Started with `kvtrial.measure.allocations.preload_environment`, or it
-can't count and says so in a text row.
+``python -m kvtrial.measure.allocation_pass SPEC.json OUT.json`` with an `AllocationSpec`. Started with
+`kvtrial.measure.allocations.preload_environment`, or it can't count and says so in a text row.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ from collections.abc import Callable
 import numpy as np
 
 from kvtrial.measure import allocations
-from kvtrial.measure.child import Row, Spec, failed_row, main
+from kvtrial.measure.child import Row, failed_row, main
+from kvtrial.measure.specs import AllocationSpec
 from kvtrial.measure.stores import opened
 
 
-def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+def measure(spec: AllocationSpec, note: Callable[[str], None]) -> list[Row]:
     """``m2/allocations`` of each step and candidate, over all threads."""
     rows: list[Row] = []
-    for name in spec["candidates"]:
+    for name in spec.candidates:
         note(name)
         if not allocations.available():
             text = "not available: the counter needs Linux and glibc"
@@ -38,14 +38,14 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def count_steps(name: str, spec: Spec) -> list[int]:
+def count_steps(name: str, spec: AllocationSpec) -> list[int]:
     """Allocation calls in each of ``steps`` steps: append and attend in every layer.
 
     The first step warms up what is made once (the interpreter's caches, a thread pool) and is left
     out. The steps go over at least one page's end, where a pool takes a page.
     """
-    shape = spec["shape"]
-    steps = spec["steps"]
+    shape = spec.shape
+    steps = spec.steps
     draw = np.random.default_rng(1)
     row = draw.standard_normal((2, 1, shape["kv_heads"], shape["head_dim"]), np.float32)
     q = draw.standard_normal((shape["q_heads"], shape["head_dim"]), np.float32)
@@ -57,8 +57,8 @@ def count_steps(name: str, spec: Spec) -> list[int]:
         name,
         shape,
         tokens=steps + 1,
-        page_tokens=spec["page_tokens"],
-        threads=spec["threads"],
+        page_tokens=spec.page_tokens,
+        threads=spec.threads,
     ) as (_, (session,)):
         for step in range(steps + 1):
             position = np.array([step], np.int64)
@@ -78,4 +78,4 @@ def _calls(verb: Callable[..., None], *args: object) -> int:
 
 
 if __name__ == "__main__":
-    main(measure, sys.argv)
+    main(AllocationSpec, measure, sys.argv)

@@ -1,19 +1,6 @@
 """M1: one attention region at a filled context, candidates interleaved, in a fresh process.
 
-``python -m kvtrial.measure.attention SPEC.json OUT.json`` with SPEC:
-
-======================  ============================================================================
-shape                   layers, q_heads, kv_heads, head_dim
-candidates              names
-orders                  one order of the candidates for each iteration, warm-up first
-snapshots               folder of the filled context, alone in a list; or an empty list and
-synthetic_tokens        so many positions of rows drawn at random
-threads, page_tokens    of the stores
-warmup_iterations       dropped
-probes                  passes of the probes, as registered; optional
-rotation_llc_multiple   regions rotate through this many times the threads' last-level caches
-seed                    of the queries, the order of pages, and the iterations that are checked
-======================  ============================================================================
+``python -m kvtrial.measure.attention SPEC.json OUT.json`` with an `AttentionSpec`.
 
 A region is one layer of one session. Each candidate holds as many as fill the rotation, as far as half
 of the free memory has room for all, so that by the time a region comes again the caches have forgotten
@@ -42,8 +29,9 @@ from kvtrial.contract import F32, Capability, Profile
 from kvtrial.host import machine
 from kvtrial.host.shapes import operations_a_row
 from kvtrial.measure import clock
-from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
+from kvtrial.measure.child import Row, failed_row, main, no_collection
 from kvtrial.measure.probes import Probes
+from kvtrial.measure.specs import AttentionSpec
 from kvtrial.measure.stores import Snapshot, copy, fill, needed_bytes, opened
 from kvtrial.measure.surroundings import Bracket
 
@@ -81,20 +69,20 @@ class Arm:
         self.kept.append((layer, last % queries, out.copy()))
 
 
-def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+def measure(spec: AttentionSpec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
-    shape = spec["shape"]
-    if spec["snapshots"]:
-        snapshot = Snapshot.open(spec["snapshots"][0])
+    shape = spec.shape
+    if spec.snapshots:
+        snapshot = Snapshot.open(spec.snapshots[0])
     else:
-        snapshot = Snapshot.synthetic(shape, spec["synthetic_tokens"], spec["seed"])
-    probe = Probes(spec["threads"], **spec.get("probes", {}))
+        snapshot = Snapshot.synthetic(shape, spec.synthetic_tokens, spec.seed)
+    probe = Probes(spec.threads, **spec.probes) if spec.probes else Probes(spec.threads)
     queries = queries_of(spec)
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         arms: dict[str, Arm] = {}
         room = room_bytes(spec)
-        for name in spec["candidates"]:
+        for name in spec.candidates:
             note(name)
             try:
                 arms[name] = _open_arm(stack, name, snapshot, spec, room)
@@ -113,34 +101,36 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def queries_of(spec: Spec) -> F32:
+def queries_of(spec: AttentionSpec) -> F32:
     """Queries (16, H_q, D), of the size of keys: scores then spread about as a trained model's do."""
-    draw = np.random.default_rng(spec["seed"])
-    shape = spec["shape"]
+    draw = np.random.default_rng(spec.seed)
+    shape = spec.shape
     return draw.standard_normal((16, shape["q_heads"], shape["head_dim"]), np.float32)
 
 
-def room_bytes(spec: Spec) -> float:
+def room_bytes(spec: AttentionSpec) -> float:
     """Memory that an arm's pool may take: all arms together half of what is free."""
-    return machine.available_memory_bytes() / 2 / len(spec["candidates"])
+    return machine.available_memory_bytes() / 2 / len(spec.candidates)
 
 
-def rotation(spec: Spec, region_bytes: int, pool_bytes: int, room: float) -> tuple[int, int]:
+def rotation(
+    spec: AttentionSpec, region_bytes: int, pool_bytes: int, room: float
+) -> tuple[int, int]:
     """Layers of a session and sessions whose regions together fill the rotation, as far as there is room.
 
     A region holds ``region_bytes`` and takes ``pool_bytes`` of the pool, spare pages included.
     """
-    wanted = spec["rotation_llc_multiple"] * machine.last_level_cache_bytes(spec["threads"])
+    wanted = spec.rotation_llc_multiple * machine.last_level_cache_bytes(spec.threads)
     regions = max(1, math.ceil(min(wanted / region_bytes, room / pool_bytes)))
-    layers = max(min(spec["shape"]["layers"], regions), math.ceil(regions / MOST_SESSIONS))
+    layers = max(min(spec.shape["layers"], regions), math.ceil(regions / MOST_SESSIONS))
     return layers, math.ceil(regions / layers)
 
 
 def _open_arm(
-    stack: contextlib.ExitStack, name: str, snapshot: Snapshot, spec: Spec, room: float
+    stack: contextlib.ExitStack, name: str, snapshot: Snapshot, spec: AttentionSpec, room: float
 ) -> Arm:
     """Open a store that holds the rotation and fill it from the snapshot."""
-    shape, page_tokens = spec["shape"], spec["page_tokens"]
+    shape, page_tokens = spec.shape, spec.page_tokens
     one_layer = {**shape, "layers": 1}
     with opened(name, one_layer, tokens=page_tokens, page_tokens=page_tokens) as (store, _):
         region_bytes = store.row_bytes * snapshot.tokens
@@ -155,8 +145,8 @@ def _open_arm(
             tokens=snapshot.tokens,
             sessions=count,
             page_tokens=page_tokens,
-            threads=spec["threads"],
-            page_seed=spec["seed"],
+            threads=spec.threads,
+            page_seed=spec.seed,
         )
     )
     fill(sessions[0], snapshot)
@@ -183,21 +173,21 @@ def attend_ns(arm: Arm, queries: F32, out: F32, scale: float, calls: int) -> int
 
 
 def interleave(
-    arms: dict[str, Arm], queries: F32, spec: Spec, note: Callable[[str], None]
+    arms: dict[str, Arm], queries: F32, spec: AttentionSpec, note: Callable[[str], None]
 ) -> list[Row]:
     """Times of all candidates; every iteration takes all of them, in that iteration's own order."""
     out = np.empty_like(queries[0])
     scale = 1.0 / math.sqrt(queries.shape[-1])
-    warmup = spec["warmup_iterations"]
+    warmup = spec.warmup_iterations
     turns = max(1, warmup - 1)  # iterations that go through all regions
     fastest: float = SHORTEST_ITERATION_NS
     calls = 1
-    counted = range(warmup, len(spec["orders"]))
-    draw = np.random.default_rng(spec["seed"])
+    counted = range(warmup, len(spec.orders))
+    draw = np.random.default_rng(spec.seed)
     checked = set(draw.permutation(counted)[:CHECKED_ITERATIONS].tolist())
     rows: list[Row] = []
     with no_collection():
-        for iteration, order in enumerate(spec["orders"]):
+        for iteration, order in enumerate(spec.orders):
             if iteration == warmup:
                 calls = math.ceil(SHORTEST_ITERATION_NS / fastest)
             for place, name in enumerate(order):
@@ -309,4 +299,4 @@ def _in_cache(arm: Arm, queries: F32, tokens: int, bracket: Bracket) -> list[Row
 
 
 if __name__ == "__main__":
-    main(measure, sys.argv)
+    main(AttentionSpec, measure, sys.argv)

@@ -1,31 +1,6 @@
 """One block: a fresh process in which all arms of a cell decode in rotation.
 
-``python -m kvtrial.measure.block SPEC.json OUT.json`` with SPEC:
-
-==============  ====================================================================================
-gguf            path of the model
-candidates      names of the arms
-stands_for      arm to the candidate that it is, where that is another (A/A); optional
-spins           arm to the share of its step's own time that it spins inside the step; optional
-ways            arm to "direct" or "append": how its rows come in; optional, by default direct
-reference       the arm whose rows slow arms are given, and whose logits the others' are compared with
-snapshots       folders of the filled contexts, one a session
-threads         threads of decoder and stores
-page_tokens     P
-rotation        the protocol's: warmup_rounds, slow_ratio, slow_every, output_steps; and step_limit_s,
-                at SPEC's top too, which the parent obeys
-rounds          counted rounds, at least; whole cycles are run
-slow            arms that are known to be slow; null: they are found in the first round
-seed            of orders, of the order in which pools hand out pages, and of what is checked
-compare         whether logits are compared with the reference's; optional
-alone_steps     steps that an arm which would fit into the cache decodes alone; 0 for none; optional
-probes          passes of the probes, as registered; null where the machine is not probed; optional
-pythons         arm to the interpreter of the process that it has to itself, which the parent obeys (`child`);
-                optional, by default all arms share one process
-own             arms of this process, where the others take their turns in another one; optional
-baton           arguments of `kvtrial.measure.baton.Baton`, with ``own``
-cpu             the CPU that the process keeps to; optional
-==============  ====================================================================================
+``python -m kvtrial.measure.block SPEC.json OUT.json`` with a `BlockSpec`.
 
 Every step is fed the text's own next token; its argmax is part of the step and then ignored, so that all
 arms do the same work at every step. An arm that raises ends the process: the block is run again without it.
@@ -52,10 +27,12 @@ from kvtrial.host import machine
 from kvtrial.measure import clock, kept, parity, rotation
 from kvtrial.measure.accounts import Accounts, stood_still_ns
 from kvtrial.measure.baton import Baton
-from kvtrial.measure.child import Row, Spec, blamed, main, no_collection
+from kvtrial.measure.child import Row, blamed, main, no_collection
 from kvtrial.measure.probes import Probes
+from kvtrial.measure.specs import BlockSpec
 from kvtrial.measure.stores import Snapshot, fill, opened, row_at, shape_of
 from kvtrial.measure.surroundings import environment_rows, reading_rows, throttled_rows
+from kvtrial.registration import Rotation
 
 COST_REPETITIONS = 16
 #: Rounds at the beginning that take all arms whose speed is not known yet.
@@ -144,19 +121,19 @@ class Agreement:
         ]
 
 
-def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+def measure(spec: BlockSpec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block, or of this process's part of it."""
-    if not spec["candidates"]:
+    if not spec.candidates:
         raise SystemExit("no arm is left to measure: each one failed, for the reason that was said")
-    if (cpu := spec.get("cpu")) is not None:
-        os.sched_setaffinity(0, {cpu})
-    model = engine.load(spec["gguf"])
-    snapshots = [Snapshot.open(folder) for folder in spec["snapshots"]]
-    passes = spec.get("probes")
+    if spec.cpu is not None:
+        os.sched_setaffinity(0, {spec.cpu})
+    model = engine.load(spec.gguf)
+    snapshots = [Snapshot.open(folder) for folder in spec.snapshots]
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
-        if passes is not None:
-            probe = stack.enter_context(contextlib.closing(Probes(spec["threads"], **passes)))
+        if spec.probes is not None:
+            probes = Probes(spec.threads, **spec.probes)
+            probe = stack.enter_context(contextlib.closing(probes))
             rows += reading_rows(probe, 0)
         start = time.monotonic()
         arms = open_arms(stack, model, snapshots, spec, note)
@@ -166,7 +143,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
         for arm in arms.values():
             with blamed(arm.name, note):
                 rows += _checked(arm, snapshots, spec)
-                rows += _bytes(arm, snapshots[0].tokens, spec["rotation"]["warmup_rounds"])
+                rows += _bytes(arm, snapshots[0].tokens, spec.rotation["warmup_rounds"])
                 rows += _alone(arm, snapshots, spec)
                 rows += _costs(arm, snapshots[0])
     return rows
@@ -176,13 +153,13 @@ def open_arms(
     stack: contextlib.ExitStack,
     model: Any,
     snapshots: list[Snapshot],
-    spec: Spec,
+    spec: BlockSpec,
     note: Callable[[str], None],
 ) -> dict[str, Arm]:
     """All arms, filled from the snapshots. They share the decoders' scratch, one for each way in."""
     decoders = {
         way: model.decoder(
-            threads=spec["threads"],
+            threads=spec.threads,
             activations="quantised",
             batch=len(snapshots),
             direct=way == "direct",
@@ -190,8 +167,8 @@ def open_arms(
         for way in ("direct", "append")
     }
     arms = {}
-    for name in spec.get("own") or spec["candidates"]:
-        candidate = spec.get("stands_for", {}).get(name, name)
+    for name in spec.own or spec.candidates:
+        candidate = spec.stands_for.get(name, name)
         with blamed(name, note):
             store, sessions = stack.enter_context(
                 opened(
@@ -199,30 +176,30 @@ def open_arms(
                     shape_of(model),
                     tokens=snapshots[0].tokens + steps_of(spec),
                     sessions=len(snapshots),
-                    page_tokens=spec["page_tokens"],
-                    threads=spec["threads"],
-                    page_seed=spec["seed"],
+                    page_tokens=spec.page_tokens,
+                    threads=spec.threads,
+                    page_seed=spec.seed,
                 )
             )
             for session, snapshot in zip(sessions, snapshots):
                 fill(session, snapshot)
-        decoder = decoders[spec.get("ways", {}).get(name, "direct")]
-        spin = spec.get("spins", {}).get(name, 0.0)
-        arms[name] = Arm(name, candidate, store, sessions, decoder, spin, spec["threads"])
+        decoder = decoders[spec.ways.get(name, "direct")]
+        spin = spec.spins.get(name, 0.0)
+        arms[name] = Arm(name, candidate, store, sessions, decoder, spin, spec.threads)
     return arms
 
 
-def steps_of(spec: Spec) -> int:
+def steps_of(spec: BlockSpec) -> int:
     """Steps that a fast arm makes at most: what sessions and forced streams have to hold."""
-    arms, warmup = len(spec["candidates"]), spec["rotation"]["warmup_rounds"]
-    return rotation.most_steps(arms, spec["rounds"], warmup, spec.get("alone_steps", 0))
+    arms, warmup = len(spec.candidates), spec.rotation["warmup_rounds"]
+    return rotation.most_steps(arms, spec.rounds, warmup, spec.alone_steps)
 
 
 @dataclass
 class Stepper:
     """Makes one step of one arm, and books where its time went."""
 
-    spec: Spec
+    spec: BlockSpec
     forced: I64  # (F, sessions): the text's own next tokens
     accounts: Accounts
     note: Callable[[str], None]
@@ -237,7 +214,7 @@ class Stepper:
         """
         self.baton.take(number)
         sessions: list[Any] = list(arm.sessions)
-        warmup = self.spec["rotation"]["warmup_rounds"]
+        warmup = self.spec.rotation["warmup_rounds"]
         which, watched = 0, None
         if draw is not None:
             which = int(draw.integers(len(sessions)))
@@ -255,7 +232,7 @@ class Stepper:
             arm.attention_ns[index] = arm.decoder.attention_ns
             arm.disk_faults += after.disk_faults - before.disk_faults
             arm.stood_still_ns = max(arm.stood_still_ns, stood_still_ns(before, after))
-        if warmup <= number < warmup + self.spec["rounds"]:  # what an arm does in every block
+        if warmup <= number < warmup + self.spec.rounds:  # what an arm does in every block
             arm.digest.update(np.ascontiguousarray(logits).data)
         if watched is not None and watched.call is not None:
             arm.kept.append((which, watched.call))
@@ -263,7 +240,7 @@ class Stepper:
 
 
 def rotate(
-    arms: dict[str, Arm], snapshots: list[Snapshot], spec: Spec, note: Callable[[str], None]
+    arms: dict[str, Arm], snapshots: list[Snapshot], spec: BlockSpec, note: Callable[[str], None]
 ) -> list[Row]:
     """The rounds, and what is known when they are over.
 
@@ -272,22 +249,22 @@ def rotate(
     time, and leaves the caches and the clock as no fast arm does. Before its step it gets, untimed, the rows
     that it missed; the first fast arm after it is not timed in its round.
     """
-    rules = spec["rotation"]
+    rules = spec.rotation
     warmup, every = rules["warmup_rounds"], rules["slow_every"]
     throttled = machine.throttle_events()
     forced = np.stack([snapshot.forced for snapshot in snapshots], axis=1)
     with contextlib.closing(Accounts()) as accounts, no_collection():
-        stepper = Stepper(spec, forced, accounts, note, Baton(**spec.get("baton", {})))
+        stepper = Stepper(spec, forced, accounts, note, Baton(**vars(spec.baton)))
         slow = _slow(arms, stepper)
-        if spec["slow"] is None:
+        if spec.slow is None:
             for name in slow:  # from here on as in a block that was told
                 arms[name].begin_again(snapshots)
-        fast = [name for name in spec["candidates"] if name not in slow]
+        fast = [name for name in spec.candidates if name not in slow]
         own = [name for name in fast if name in arms]
-        source = arms[spec["reference"] if spec["reference"] in own else own[0]]
-        orders = rotation.orders(fast, spec["rounds"], spec["seed"])
-        checked = _drawn(len(orders), fast, slow, rules, spec["seed"])
-        agreements = {name: Agreement() for name in arms if spec.get("compare")}
+        source = arms[spec.reference if spec.reference in own else own[0]]
+        orders = rotation.orders(fast, spec.rounds, spec.seed)
+        checked = _drawn(len(orders), fast, slow, rules, spec.seed)
+        agreements = {name: Agreement() for name in arms if spec.compare}
         after_slow = False
         for number in range(SHOWING_ROUNDS, warmup + len(orders)):
             counted = number - warmup  # below 0 while all warm up
@@ -329,11 +306,11 @@ def _slow(arms: dict[str, Arm], stepper: Stepper) -> list[str]:
     By the thread's own time, and the quicker of an arm's steps: on a busy machine a step of the wall's time may be
     any arm's, and one that is taken for slow is measured in every eighth round of the whole cell.
     """
-    told = stepper.spec["slow"]
-    shown = [name for name in stepper.spec["candidates"] if name not in (told or ())]
+    told = stepper.spec.slow
+    shown = [name for name in stepper.spec.candidates if name not in (told or ())]
     least_ns = {name: sys.maxsize for name in shown if name in arms}
     for number in range(SHOWING_ROUNDS):
-        for name in rotation.orders(shown, 1, stepper.spec["seed"] + number)[0]:
+        for name in rotation.orders(shown, 1, stepper.spec.seed + number)[0]:
             if name not in arms:
                 stepper.baton.give(number)
                 continue
@@ -342,13 +319,13 @@ def _slow(arms: dict[str, Arm], stepper: Stepper) -> list[str]:
             spent = clock.elapsed_ns(start, clock.own_ns(), f"a first step of {name}")
             least_ns[name] = min(least_ns[name], spent)
     if told is None:
-        rules, reference = stepper.spec["rotation"], stepper.spec["reference"]
-        told = rotation.slow_arms(least_ns, rules["slow_ratio"], reference)
+        ratio = stepper.spec.rotation["slow_ratio"]
+        told = rotation.slow_arms(least_ns, ratio, stepper.spec.reference)
     return [name for name in arms if name in told]
 
 
 def _drawn(
-    rounds: int, fast: list[str], slow: list[str], rules: dict[str, Any], seed: int
+    rounds: int, fast: list[str], slow: list[str], rules: Rotation, seed: int
 ) -> dict[tuple[str, int], np.random.Generator]:
     """(arm, counted round) → what draws session and layer, for the calls that are checked."""
     draw = np.random.default_rng([seed, 1])
@@ -390,7 +367,7 @@ def _step_rows(arm: Arm, sessions: int, complete: bool) -> list[Row]:
     return rows
 
 
-def _checked(arm: Arm, snapshots: list[Snapshot], spec: Spec) -> list[Row]:
+def _checked(arm: Arm, snapshots: list[Snapshot], spec: BlockSpec) -> list[Row]:
     """The kept calls against the oracle and the store; and the rows' hash, equal in every block."""
     rows: list[Row] = []
     for index, (which, call) in enumerate(arm.kept):
@@ -403,7 +380,7 @@ def _checked(arm: Arm, snapshots: list[Snapshot], spec: Spec) -> list[Row]:
     digest = xxhash.xxh3_128()
     for session, snapshot in zip(arm.sessions, snapshots):
         # As many as every block has, however many rounds whole cycles are.
-        steps = spec["rotation"]["warmup_rounds"] + spec["rounds"]
+        steps = spec.rotation["warmup_rounds"] + spec.rounds
         positions = np.arange(snapshot.tokens, min(session.length(0), snapshot.tokens + steps))
         for layer in range(arm.store.spec.layers):
             for array in session.read(layer, positions):
@@ -425,21 +402,20 @@ def _bytes(arm: Arm, filled: int, warmup: int) -> list[Row]:
     return [{"candidate": arm.name, "metric": m, "value": float(v)} for m, v in found.items()]
 
 
-def _alone(arm: Arm, snapshots: list[Snapshot], spec: Spec) -> list[Row]:
+def _alone(arm: Arm, snapshots: list[Snapshot], spec: BlockSpec) -> list[Row]:
     """Steps of one arm after the other, where weights and rows would stay in the cache between them.
 
     In the rotation every arm reads from memory; for such an arm a decode alone would be another figure.
     """
-    steps = spec.get("alone_steps", 0)
     row_bytes = arm.store.spec.layers * arm.store.row_bytes
-    held = Path(spec["gguf"]).stat().st_size + row_bytes * sum(s.length(0) for s in arm.sessions)
-    if not steps or held > machine.last_level_cache_bytes(spec["threads"]):
+    held = Path(spec.gguf).stat().st_size + row_bytes * sum(s.length(0) for s in arm.sessions)
+    if not spec.alone_steps or held > machine.last_level_cache_bytes(spec.threads):
         return []
     forced = np.stack([snapshot.forced for snapshot in snapshots], axis=1)
     first = arm.sessions[0].length(0) - snapshots[0].tokens
     rows: list[Row] = []
     with no_collection():
-        for index in range(steps):
+        for index in range(spec.alone_steps):
             start = clock.now_ns()
             arm.step(list(arm.sessions), forced[first + index])
             spent = clock.elapsed_ns(start, clock.now_ns(), f"a step of {arm.name} alone")
@@ -478,4 +454,4 @@ def _costs(arm: Arm, snapshot: Snapshot) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main(measure, sys.argv)
+    main(BlockSpec, measure, sys.argv)

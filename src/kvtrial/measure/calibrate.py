@@ -1,8 +1,5 @@
 """How fast this machine is with this model, in a few seconds: what the estimate is made of.
 
-``python -m kvtrial.measure.calibrate SPEC.json OUT.json`` with SPEC:
-
-==============  ====================================================================================
 gguf            path of the model
 candidates      name to the contexts, in positions, at which it is measured
 page_tokens     P
@@ -12,6 +9,8 @@ prompts         token ids of its prompts
 prefill         store, activations and chunk (positions) that contexts are filled by; null where all of
                 them are there
 ==============  ====================================================================================
+=======
+``python -m kvtrial.measure.calibrate SPEC.json OUT.json`` with a `CalibrateSpec`.
 
 Nothing is decided from these numbers, which are seconds:
 
@@ -43,8 +42,9 @@ import psutil
 from kvtrial import engine
 from kvtrial.host import machine
 from kvtrial.measure import clock, parity
-from kvtrial.measure.child import Row, Spec, main, no_collection
+from kvtrial.measure.child import Row, main, no_collection
 from kvtrial.measure.probes import Probes
+from kvtrial.measure.specs import CalibrateSpec, Filling, ParitySpec
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
 
 #: Rounds; the first warms up, the others' mean counts.
@@ -53,20 +53,20 @@ STEPS = 3
 FILLED = 4096
 
 
-def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+def measure(spec: CalibrateSpec, note: Callable[[str], None]) -> list[Row]:
     """All rows."""
     start_s = time.time() - psutil.Process().create_time()
     start = time.monotonic()
-    model = engine.load(spec["gguf"])
+    model = engine.load(spec.gguf)
     rows = [_row("start_s", start_s), _row("load_s", time.monotonic() - start), _probe(spec)]
-    contexts = sorted(set(itertools.chain(*spec["candidates"].values())))
+    contexts = sorted(set(itertools.chain(*(spec.contexts[name] for name in spec.candidates))))
     # One layer's rows for every layer: what is in them costs nothing more or less.
     snapshot = Snapshot.synthetic({**shape_of(model), "layers": 1}, contexts[-1], seed=0)
     rows += _parity(model, spec, note)
-    if spec["prefill"] is not None:
-        rows += _prefill(model, snapshot, spec)
+    if spec.prefill is not None:
+        rows += _prefill(model, snapshot, spec.prefill, spec.page_tokens)
     for context in contexts:
-        names = [name for name, own in spec["candidates"].items() if context in own]
+        names = [name for name in spec.candidates if context in spec.contexts[name]]
         rows += _round(model, names, snapshot.first(context), spec, note)
     return rows
 
@@ -75,8 +75,8 @@ def _row(name: str, seconds: float, **columns: Any) -> Row:
     return {"metric": f"calibrate/{name}", "value": seconds, **columns}
 
 
-def _probe(spec: Spec) -> Row:
-    probe = Probes(1, **spec["probes"])
+def _probe(spec: CalibrateSpec) -> Row:
+    probe = Probes(1, **spec.probes)
     start = time.monotonic()
     probe.measure()
     spent = time.monotonic() - start
@@ -88,7 +88,7 @@ def _round(
     model: Any,
     names: list[str],
     snapshot: Snapshot,
-    spec: Spec,
+    spec: CalibrateSpec,
     note: Callable[[str], None],
 ) -> list[Row]:
     """A few rounds of all arms at one context, as many open at once as memory holds."""
@@ -106,7 +106,7 @@ def _round(
                         name,
                         shape_of(model),
                         tokens=snapshot.tokens + STEPS,
-                        page_tokens=spec["page_tokens"],
+                        page_tokens=spec.page_tokens,
                     )
                 )
             except machine.NotEnoughMemory:
@@ -129,18 +129,24 @@ def _round(
     return rows
 
 
-def _parity(model: Any, spec: Spec, note: Callable[[str], None]) -> list[Row]:
-    prompts = spec["prompts"]
-    few = {
-        "snapshot": None,
-        "texts": prompts,
-        "page_tokens": spec["page_tokens"],
-        "threads": machine.usable_cpus(),
-    }
+def _parity(model: Any, spec: CalibrateSpec, note: Callable[[str], None]) -> list[Row]:
+    prompts = spec.prompts
+    few = ParitySpec(
+        gguf=spec.gguf,
+        candidates=[],
+        snapshot=None,
+        texts=prompts,
+        reference=spec.baseline,
+        positions={},
+        chunk=None,
+        decode={},
+        page_tokens=spec.page_tokens,
+        threads=machine.usable_cpus(),
+    )
     start = time.monotonic()
     parity.feed(
         model,
-        spec["baseline"],
+        spec.baseline,
         few,
         [len(ids) for ids in prompts],
         0,
@@ -151,33 +157,39 @@ def _parity(model: Any, spec: Spec, note: Callable[[str], None]) -> list[Row]:
     return [_row("prompts_s", spent), _row("position_s", spent / sum(map(len, prompts)))]
 
 
-def _prefill(model: Any, snapshot: Snapshot, spec: Spec) -> list[Row]:
+def _prefill(model: Any, snapshot: Snapshot, way: Filling, page_tokens: int) -> list[Row]:
     """A chunk into an empty session and one behind a long context: attention makes the difference."""
-    chunk = np.ones(spec["prefill"]["chunk"], np.int64)
+    chunk = np.ones(way.chunk, np.int64)
     long = min(snapshot.tokens, FILLED)
     # The first one makes threads and buffers.
-    _chunk_s(model, snapshot, 0, chunk[:16], spec)
+    _chunk_s(model, snapshot, 0, chunk[:16], way, page_tokens)
     return [
-        _row("prefill_s", _chunk_s(model, snapshot, filled, chunk, spec), index=filled)
+        _row(
+            "prefill_s",
+            _chunk_s(model, snapshot, filled, chunk, way, page_tokens),
+            index=filled,
+        )
         for filled in (0, long)
     ]
 
 
-def _chunk_s(model: Any, snapshot: Snapshot, filled: int, ids: Any, spec: Spec) -> float:
+def _chunk_s(
+    model: Any, snapshot: Snapshot, filled: int, ids: Any, way: Filling, page_tokens: int
+) -> float:
     """Seconds of prefilling ids on all CPUs, behind so many positions."""
     threads = machine.usable_cpus()
     with opened(
-        spec["prefill"]["store"],
+        way.store,
         shape_of(model),
         tokens=filled + len(ids),
-        page_tokens=spec["page_tokens"],
+        page_tokens=page_tokens,
         threads=threads,
     ) as (_, (session,)):
         fill(session, snapshot, filled)
         start = time.monotonic()
-        model.prefill(session, ids, threads=threads, activations=spec["prefill"]["activations"])
+        model.prefill(session, ids, threads=threads, activations=way.activations)
         return time.monotonic() - start
 
 
 if __name__ == "__main__":
-    main(measure, sys.argv)
+    main(CalibrateSpec, measure, sys.argv)

@@ -20,21 +20,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import psutil
 
 from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
+from kvtrial.host.records import plain, read
 from kvtrial.measure import exclusive
 from kvtrial.measure.baton import PartnerGone
 from kvtrial.measure.heartbeat import Heart, last_beat
+from kvtrial.measure.specs import Ends, Spec
 
 Row = dict[str, Any]
-Spec = dict[str, Any]
-
+S = TypeVar("S", bound=Spec)
 
 #: Exit code of a process that found too little memory; what else has it means the same: try later.
 _NO_MEMORY = os.EX_TEMPFAIL
@@ -96,9 +97,9 @@ def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = 
     ----------
     module : str
         Such as ``kvtrial.measure.block``.
-    spec : dict
-        JSON-safe; what the module's docstring says. With ``pythons`` its two arms have a process each, of the
-        interpreters named there, and take turns (`kvtrial.measure.baton`).
+    spec : Spec
+        The module's own record. With ``pythons`` its two arms have a process each, of the interpreters named
+        there, and take turns (`kvtrial.measure.baton`).
     threads : int
         For the thread pools of libraries.
     preload : dict, optional
@@ -119,7 +120,7 @@ def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = 
                 )
                 for own, python in _sides(pipes, spec)
             ]
-        limit = spec.get("step_limit_s", math.inf)
+        limit = math.inf if spec.step_limit_s is None else spec.step_limit_s
         if (hung := _wait(children, limit)) is not None:
             raise ChildDied(
                 f"{hung.arm} hung: a step took more than {limit:g} s; {hung.words()}".rstrip("; "),
@@ -140,19 +141,19 @@ def run(module: str, spec: Spec, threads: int, preload: dict[str, str] | None = 
 
 def _sides(pipes: contextlib.ExitStack, spec: Spec) -> list[tuple[Spec, str]]:
     """What each process is told, and its interpreter; of a pair, the pipes between the two as well."""
-    pythons = spec.get("pythons", {})
-    arms = [arm for arm in spec.get("candidates", ()) if arm in pythons]
+    arms = [arm for arm in spec.candidates if arm in spec.pythons]
     if len(arms) < 2:
-        return [(spec, pythons[arms[0]] if arms else sys.executable)]
+        return [(spec, spec.pythons[arms[0]] if arms else sys.executable)]
     there, back = os.pipe(), os.pipe()
     for end in (*there, *back):
         pipes.callback(os.close, end)
     batons = (
-        {"receive": back[0], "send": there[1], "held": True},
-        {"receive": there[0], "send": back[1], "held": False},
+        Ends(receive=back[0], send=there[1], held=True),
+        Ends(receive=there[0], send=back[1], held=False),
     )
     return [
-        ({**spec, "own": [arm], "baton": baton}, pythons[arm]) for arm, baton in zip(arms, batons)
+        (replace(spec, own=[arm], baton=baton), spec.pythons[arm])
+        for arm, baton in zip(arms, batons)
     ]
 
 
@@ -177,11 +178,11 @@ class _Child:
         ours = python == sys.executable
         if not ours:
             variables = {k: v for k, v in variables.items() if k != "PYTHONPATH"}
-        pipes = [end for end in spec.get("baton", {}).values() if type(end) is int]
+        pipes = [end for end in (spec.baton.receive, spec.baton.send) if end is not None]
         with tempfile.TemporaryDirectory(prefix="kvtrial-") as name:
             folder = Path(name)
-            document = {**spec, "fingerprint": build.fingerprint() if ours else ""}
-            (folder / "spec.json").write_text(json.dumps(document), encoding="utf-8")
+            told = replace(spec, fingerprint=build.fingerprint() if ours else "")
+            (folder / "spec.json").write_text(json.dumps(plain(told)), encoding="utf-8")
             out = folder / "out.json"
             with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as said:
                 flags = [] if ours else ["-P"]
@@ -265,7 +266,7 @@ def run_survivors(
     *,
     left_out: Callable[[str, str], None],
 ) -> list[Row]:
-    """`run`, and again without any of ``spec["candidates"]`` that took the process down.
+    """`run`, and again without any of ``spec.candidates`` that took the process down.
 
     ``left_out(candidate, what happened)`` is called for each of those.
     """
@@ -274,20 +275,21 @@ def run_survivors(
             return run(module, spec, threads, preload)
         except ChildDied as error:
             dead = error.candidate
-            if dead is None or dead not in spec["candidates"]:
+            if dead is None or dead not in spec.candidates:
                 raise
             left_out(dead, failed_row(str(error)))
-            left = spec["candidates"].copy()  # a list, or a dict by name
-            left.pop(dead if isinstance(left, dict) else left.index(dead))
-            spec = {**spec, "candidates": left}
+            spec = replace(spec, candidates=[name for name in spec.candidates if name != dead])
 
 
-def main(measure: Callable[[Spec, Callable[[str], None]], list[Row]], argv: list[str]) -> None:
-    """The child's side. ``measure(spec, note)`` calls ``note(candidate)`` before each piece of its work."""
+def main(
+    kind: type[S], measure: Callable[[S, Callable[[str], None]], list[Row]], argv: list[str]
+) -> None:
+    """The child's side, told a ``kind``. ``measure(spec, note)`` calls ``note(candidate)`` before each piece of
+    its work."""
     if len(argv) != 3:
         raise SystemExit(f"usage: python -m {measure.__module__} SPEC.json OUT.json")
-    spec = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
-    if spec.pop("fingerprint", "") not in ("", build.fingerprint()):
+    spec = read(kind, json.loads(Path(argv[1]).read_bytes()), "spec")
+    if spec.fingerprint not in ("", build.fingerprint()):
         raise SystemExit(
             "kernels or the code beside them have changed since the stage began, and binaries are "
             "never mixed: undo the change and give the same command again, which goes on, or run "

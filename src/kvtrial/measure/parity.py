@@ -1,19 +1,6 @@
 """Parity and quality: every candidate's logits beside a reference's, teacher-forced, activations in FP32.
 
-``python -m kvtrial.measure.parity SPEC.json OUT.json`` with SPEC:
-
-============  ======================================================================================
-gguf          path of the model
-snapshot      folder of the filled context; null: the texts stand alone
-texts         token ids of each text, fed in the causal block form after the context
-reference     the candidate that the others are compared with
-positions     candidate → how many positions of each text it is compared over
-candidates    those of them to run
-chunk         positions that one row tells of, as their mean; null: a text is one chunk
-decode        candidate → steps of the decode that are compared too, fed with the first text
-page_tokens   P
-threads       of prefill, decoder and stores
-============  ======================================================================================
+``python -m kvtrial.measure.parity SPEC.json OUT.json`` with a `ParitySpec`.
 
 The causal block form says what was stored, and the decode that the kernel which is timed reads it: stores of
 other kernels may share the block form's.
@@ -36,7 +23,8 @@ import numpy.typing as npt
 
 from kvtrial import engine
 from kvtrial.contract import F32
-from kvtrial.measure.child import Row, Spec, failed_row, main
+from kvtrial.measure.child import Row, failed_row, main
+from kvtrial.measure.specs import ParitySpec
 from kvtrial.measure.stores import Snapshot, fill, opened, shape_of
 
 #: What `compare` finds at each position: largest difference of a logit, divergence, agreement.
@@ -52,22 +40,22 @@ DECODED = (
 )
 
 
-def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+def measure(spec: ParitySpec, note: Callable[[str], None]) -> list[Row]:
     """Rows of every candidate, chunk by chunk."""
-    model = engine.load(spec["gguf"])
-    names = [name for name in spec["candidates"] if name != spec["reference"]]
-    if not names or spec["reference"] not in spec["candidates"]:  # it took the process down before
+    model = engine.load(spec.gguf)
+    names = [name for name in spec.candidates if name != spec.reference]
+    if not names or spec.reference not in spec.candidates:  # it took the process down before
         return []
     # As many positions as anybody is compared over.
-    most = [max(column) for column in zip(*(spec["positions"][name] for name in names))]
-    steps = max((spec["decode"].get(name, 0) for name in names), default=0)
+    most = [max(column) for column in zip(*(spec.positions[name] for name in names))]
+    steps = max((spec.decode.get(name, 0) for name in names), default=0)
     lengths = dict(enumerate(most)) | {DECODE: steps}
     reference = {text: np.empty((n, model.config.vocab), np.float32) for text, n in lengths.items()}
 
     def keep(text: int, first: int, logits: F32) -> None:
         reference[text][first : first + len(logits)] = logits
 
-    feed(model, spec["reference"], spec, most, steps, keep, note)
+    feed(model, spec.reference, spec, most, steps, keep, note)
     rows: list[Row] = []
     for name in names:
         try:
@@ -80,7 +68,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
 def feed(
     model: Any,
     name: str,
-    spec: Spec,
+    spec: ParitySpec,
     lengths: list[int],
     steps: int,
     take: _Take,
@@ -89,17 +77,17 @@ def feed(
     """Feed the first ``lengths`` positions of each text to a candidate, each after the filled context,
     then ``steps`` of the first text by the decode; ``take`` gets the logits of all of them."""
     note(name)
-    snapshot = None if spec["snapshot"] is None else Snapshot.open(spec["snapshot"])
+    snapshot = None if spec.snapshot is None else Snapshot.open(spec.snapshot)
     filled = 0 if snapshot is None else snapshot.tokens
-    threads = spec["threads"]
-    texts = [ids[:n] for ids, n in zip(spec["texts"], lengths)]
+    threads = spec.threads
+    texts = [ids[:n] for ids, n in zip(spec.texts, lengths)]
     # Texts that stand alone go side by side; those after a context are rolled back one after the other.
     with opened(
         name,
         shape_of(model),
         tokens=filled + max(*lengths, steps),
         sessions=len(texts) if snapshot is None else 1,
-        page_tokens=spec["page_tokens"],
+        page_tokens=spec.page_tokens,
         threads=threads,
     ) as (_, sessions):
         fed = functools.partial(model.prefill_texts, threads=threads, activations="fp32")
@@ -115,7 +103,7 @@ def feed(
                 session.rollback_tail(len(ids))
         if steps:
             decoder = model.decoder(threads=threads, activations="fp32")
-            for step, token in enumerate(spec["texts"][0][:steps]):
+            for step, token in enumerate(spec.texts[0][:steps]):
                 note(name)
                 take(DECODE, step, decoder.step([session], [token]))
 
@@ -123,12 +111,12 @@ def feed(
 def _arm(
     model: Any,
     name: str,
-    spec: Spec,
+    spec: ParitySpec,
     reference: dict[int, F32],
     note: Callable[[str], None],
 ) -> list[Row]:
-    lengths = spec["positions"][name]
-    steps = spec["decode"].get(name, 0)
+    lengths = spec.positions[name]
+    steps = spec.decode.get(name, 0)
     found: dict[int, list[_Compared]] = {}
 
     def take(text: int, first: int, logits: F32) -> None:
@@ -146,7 +134,7 @@ def _arm(
                 for step, value in enumerate(column.tolist())
             ]
             continue
-        chunk = spec["chunk"] or len(at)
+        chunk = spec.chunk or len(at)
         for j, start in enumerate(range(0, len(at), chunk)):
             part = at[start : start + chunk]
             values = {
@@ -156,7 +144,7 @@ def _arm(
                 "quality/worst_kld": part[:, 1].max(),
                 "quality/top1_agrees": part[:, 2].sum(),
             }
-            index = text + j * len(spec["texts"])
+            index = text + j * len(spec.texts)
             rows += [
                 {"candidate": name, "metric": metric, "index": index, "value": float(value)}
                 for metric, value in values.items()
@@ -195,4 +183,4 @@ def compare(logits: F32, reference: F32) -> _Compared:
 
 
 if __name__ == "__main__":
-    main(measure, sys.argv)
+    main(ParitySpec, measure, sys.argv)

@@ -15,6 +15,7 @@ import pandas as pd
 from pyarrow import ArrowException
 
 from kvtrial.host.files import beside
+from kvtrial.run.journal import Row
 
 #: column -> (dtype, meaning)
 COLUMNS: dict[str, tuple[str, str]] = {
@@ -47,7 +48,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 #: What a metric's name may not hold elsewhere (MLflow allows letters, digits and ``_-. /:``).
 METRIC_CHARACTERS = re.compile(r"[^A-Za-z0-9_\-./: ]")
 
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: Row = {
     "binary_sha256": "",
     "attempt": 1,
     "block": -1,
@@ -69,7 +70,7 @@ class EventsInvalid(ValueError):
     """A table of raw events that can't be used; the message names the file and what to do."""
 
 
-def event(metric: str, **columns: Any) -> dict[str, Any]:
+def event(metric: str, **columns: Any) -> Row:
     """One row as a plain dict (JSON-safe); unknown columns raise KeyError."""
     unknown = columns.keys() - COLUMNS.keys()
     if unknown:
@@ -77,7 +78,7 @@ def event(metric: str, **columns: Any) -> dict[str, Any]:
     return {**_DEFAULTS, "metric": metric, **columns}
 
 
-def to_frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     """A table with every column of `COLUMNS`, in order and typed."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS))
     for name, (dtype, _) in COLUMNS.items():

@@ -15,7 +15,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from kvtrial.contract import CANDIDATE_NAME, shown
+from kvtrial.contract import CANDIDATE_NAME
+from kvtrial.contract.arguments import shown
 from kvtrial.host import build, machine, paths
 from kvtrial.host.files import is_file
 from kvtrial.registration import Protocol

@@ -18,12 +18,12 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import yaml
 
 from kvtrial import engine
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 from kvtrial.engine import support
 from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.errors import (
@@ -56,7 +56,20 @@ SCHEMA_NAME = "models.schema.yaml"
 _STEM = 80
 
 
-def entries() -> dict[str, dict[str, Any]]:
+class Entry(TypedDict):
+    """One of config/models.yaml, as models.schema.yaml lets it through: where its file comes from."""
+
+    licence: NotRequired[str]
+    note: NotRequired[str]
+    sha256: NotRequired[str]
+    architecture: NotRequired[str]
+    synthetic: NotRequired[dict[str, Any]]  #: sizes of random weights
+    wheel: NotRequired[dict[str, str]]
+    hub: NotRequired[dict[str, str]]
+    path: NotRequired[str]
+
+
+def entries() -> dict[str, Entry]:
     """Entries of config/models.yaml by name; `ModelsConfigInvalid` names the wrong key and value."""
     source = paths.config_file("models.yaml")
     try:
@@ -67,7 +80,7 @@ def entries() -> dict[str, dict[str, Any]]:
         _refuse_no_names(parsed["models"], source)
     if (problem := schemas.first_error(parsed, SCHEMA_NAME)) is not None:
         raise ModelsConfigInvalid(f"{source}: {problem}")
-    models: dict[str, dict[str, Any]] = parsed["models"]
+    models: dict[str, Entry] = parsed["models"]
     return models
 
 
@@ -92,7 +105,7 @@ def _stays_text(name: str) -> bool:
         return True
 
 
-def entry(name: str) -> dict[str, Any]:
+def entry(name: str) -> Entry:
     """One entry of config/models.yaml; `UnknownModel` lists the names."""
     known = entries()
     if name in known:
@@ -130,10 +143,8 @@ def register(path: str | Path) -> str:
     path = own_file(path, "give the path of a GGUF file").resolve()
     folder = _default_path("any").parent
     folder.mkdir(parents=True, exist_ok=True)
-    # By the path first, so that a file that is known is not hashed again.
-    known = folder / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.gguf"
-    _link(known, path)
-    digest = sha256(known)
+    # Noted by the path, so that a file that is known is not hashed again, and nothing is put beside it.
+    digest = sha256(path, folder / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.sha256")
     stem = re.sub(r"[^a-z0-9.]+", "-", path.stem.lower())[:_STEM].strip("-.") or "model"
     name = f"{stem}-{digest[:8]}"
     if (_registered(name) or {}).get("path") != str(path) or not _default_path(name).is_file():
@@ -168,11 +179,11 @@ def _note(name: str) -> Path:
     return _default_path(name).with_suffix(".json")
 
 
-def _registered(name: str) -> dict[str, Any] | None:
+def _registered(name: str) -> Entry | None:
     """What `register` has written of a name: ``path``, ``sha256``; ``synthetic`` where the weights are random."""
     try:
         own = parsed_json(_note(name).read_bytes())
-        found = {key: own[key] for key in ("path", "sha256")}
+        found: Entry = {"path": own["path"], "sha256": own["sha256"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if not all(isinstance(value, str) for value in found.values()):
@@ -281,11 +292,11 @@ def fetch(name: str, target: str | Path | None = None) -> Path:
     return target
 
 
-def sha256(path: Path) -> str:
-    """sha256 of a file, from the note beside it where it still is the file that was hashed: a time of
-    writing can be set, the system's own can't."""
+def sha256(path: Path, note: Path | None = None) -> str:
+    """sha256 of a file, from the note, by default beside it, where it still is the file that was hashed: a time
+    of writing can be set, the system's own can't."""
     stat = path.stat()
-    note = path.with_name(path.name + ".sha256")
+    note = note or path.with_name(path.name + ".sha256")
     identity = {
         "size": stat.st_size,
         "mtime_ns": stat.st_mtime_ns,

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 from kvtrial.host import paths
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrial.decision import labels
+from kvtrial.decision.document import Document
 from kvtrial.host import printed
 from kvtrial.host.files import is_dir, parsed_json
 from kvtrial.run import schemas
@@ -19,7 +20,7 @@ class BadVerdict(ValueError):
     """A file is no verdict; the message names the file and what is wrong with it."""
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> Document:
     """A verdict from its file, or from its run's folder.
 
     Raises
@@ -45,11 +46,11 @@ def load(path: Path) -> dict[str, Any]:
             f"{path}: {problem}; `kvtrial decide RUN` writes it again, or says which release decides "
             "that run"
         )
-    checked: dict[str, Any] = verdict
+    checked: Document = verdict
     return checked
 
 
-def load_all(paths: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+def load_all(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
     """Verdicts, and a sentence for each file that is none: one that is damaged costs its own row alone.
 
     Raises
@@ -68,7 +69,7 @@ def load_all(paths: Iterable[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     return found, problems
 
 
-def row(verdict: dict[str, Any]) -> dict[str, Any]:
+def row(verdict: Document) -> dict[str, Any]:
     """What a fleet's table shows of one verdict: the three answers in their order, with their figures.
 
     ``run.over_fp32`` is None where the FP32 arm is what to run, ``language.decided_by`` where no challenger was
@@ -99,14 +100,14 @@ def row(verdict: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _over_fp32(verdict: dict[str, Any]) -> dict[str, Any] | None:
+def _over_fp32(verdict: Document) -> dict[str, Any] | None:
     """How much faster than the FP32 arm what to run is, in the primary cell."""
     if (store := verdict["run"]["store"]) is None:
         return None
     return _ratio_of(answers.over_fp32(verdict, store, answers.primary_context(verdict)))
 
 
-def _decided_by(verdict: dict[str, Any]) -> dict[str, Any] | None:
+def _decided_by(verdict: Document) -> dict[str, Any] | None:
     """The contrast that the language's reason speaks of: the challenger's with the lowest lower bound."""
     language = verdict["language"]
     if not language["against"]:
@@ -126,7 +127,7 @@ def _ratio_of(contrast: dict[str, Any] | None) -> dict[str, Any] | None:
     return {key: contrast[key] for key in ("ratio", "ci95", "n_blocks") if key in contrast}
 
 
-def table(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def table(verdicts: Iterable[Document]) -> list[dict[str, Any]]:
     """One row a verdict, by machine class, model, time and run."""
     rows = map(row, verdicts)
     return sorted(

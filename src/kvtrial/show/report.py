@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from kvtrial import candidates
 from kvtrial.decision import labels
+from kvtrial.decision.document import Document, Shown
 from kvtrial.host import paths
 from kvtrial.host.files import write_text
 from kvtrial.run import protocol
@@ -24,7 +25,7 @@ from kvtrial.show import answers, plots
 from kvtrial.show.plots import style
 
 
-def deciding(verdict: dict[str, Any], events: pd.DataFrame) -> pd.DataFrame:
+def deciding(verdict: Document, events: pd.DataFrame) -> pd.DataFrame:
     """Rows of the attempts that decided; all rows of a stage that the verdict does not know."""
     numbers = {stage: attempt["decided_by"] for stage, attempt in verdict["attempts"].items()}
     decided = events["stage"].map(numbers)
@@ -38,7 +39,7 @@ class Drawn(NamedTuple):
     narrow: str
 
 
-def draw_figures(verdict: dict[str, Any], events: pd.DataFrame, folder: Path) -> dict[str, Drawn]:
+def draw_figures(verdict: Shown, events: pd.DataFrame, folder: Path) -> dict[str, Drawn]:
     """Draw every figure, the wide one also as SVG and PNG below ``folder``; returns file stem → texts."""
     events = deciding(verdict, events)
     drawn: dict[str, Drawn] = {}
@@ -126,7 +127,7 @@ def _titles() -> dict[str, str]:
     return {name: candidate.title for name, candidate in candidates.candidates().items()}
 
 
-def _key_figures(verdict: dict[str, Any], arms: list[answers.Arm]) -> list[tuple[str, str]]:
+def _key_figures(verdict: Document, arms: list[answers.Arm]) -> list[tuple[str, str]]:
     """The chosen arm in numbers: each with its words. Nothing where no arm is chosen."""
     primary = answers.primary_context(verdict)
     fp32 = verdict["run"]["fp32_store"]
@@ -169,7 +170,7 @@ def _peers(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _command(verdict: dict[str, Any], profile: str | None) -> str:
+def _command(verdict: Document, profile: str | None) -> str:
     """What makes the whole trial again, as the page says it."""
     if verdict["protocol"] == protocol.SMOKE:
         return "make smoke"
@@ -204,12 +205,12 @@ def _plain(value: Any) -> str:
 
 def write(run_dir: Path, events: pd.DataFrame) -> Path:
     """Write ``report.html`` and ``figures/`` into a run's folder; returns the page's path."""
-    verdict = json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))
+    verdict: Document = json.loads((run_dir / "verdict.json").read_text(encoding="utf-8"))
     as_run = json.loads((run_dir / "protocol.json").read_text(encoding="utf-8"))
     manifest = json.loads((run_dir / "manifest.json").read_text(encoding="utf-8"))
     peers = _peers(run_dir)
     # Figures are told what the verdict does not hold: the rules' limits, and other engines.
-    told = {**verdict, "peers": peers, "decision": as_run["decision"]}
+    told: Shown = {**verdict, "peers": peers, "decision": as_run["decision"]}
     drawn = draw_figures(told, events, run_dir / "figures")
     arms = answers.arms(verdict)
     decided_by = deciding(verdict, events)

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from kvtrial.decision import labels
+from kvtrial.decision.document import Document
 from kvtrial.run import events
 from kvtrial.show import answers
 
 
-def run_name(verdict: dict[str, Any]) -> str:
+def run_name(verdict: Document) -> str:
     """A trial in a line: ``K2T, KEEP K1 · smollm2-135m · x86_64-avx2-2c · 2026-12-01``."""
     _, language, _ = answers.of_verdict(verdict)
     said = language.answer.replace(f" ({verdict['language']['kind']})", "").replace(":", "")
@@ -26,7 +27,7 @@ def run_name(verdict: dict[str, Any]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def markdown(verdict: dict[str, Any], links: Mapping[str, str]) -> str:
+def markdown(verdict: Document, links: Mapping[str, str]) -> str:
     """The description of a trial's run: the three answers, then one row an arm.
 
     Parameters
@@ -142,7 +143,7 @@ def _error_rates(rates: dict[str, Any]) -> list[str]:
     return lines
 
 
-def tables(verdict: dict[str, Any]) -> dict[str, pd.DataFrame]:
+def tables(verdict: Document) -> dict[str, pd.DataFrame]:
     """Name → table: profiles, arms, contrasts, hypotheses, eligibility; a column a key, units in the names."""
     eligibility = [
         {
@@ -186,7 +187,7 @@ def _bounds_apart(row: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def verdict_metrics(verdict: dict[str, Any]) -> list[tuple[str, float, int]]:
+def verdict_metrics(verdict: Document) -> list[tuple[str, float, int]]:
     """(metric, value, step) of a verdict; the step of what is measured by context is the context.
 
     A chart of one metric is then its scaling. What could not be measured is left out.

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from kvtrial.decision import labels
+from kvtrial.decision.document import Document
 from kvtrial.host import printed
 from kvtrial.show import answers
 
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _STYLES = {True: "bold green", False: "bold yellow"}
-Verdict = dict[str, Any]
 
 
-def render(verdict: Verdict, *, full: bool = False, provisional: Sequence[str] = ()) -> Group:
+def render(verdict: Document, *, full: bool = False, provisional: Sequence[str] = ()) -> Group:
     """What a verdict says, in 80 columns; the box comes last, so that it is what stays in sight.
 
     Parameters
@@ -56,7 +56,7 @@ def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
 # The first screen
 
 
-def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
+def _arms(verdict: Document, provisional: bool) -> list[Any]:
     """The table of arms with the notes that it needs."""
     arms = answers.arms(verdict)
     measured = [arm for arm in arms if arm.rates]
@@ -98,7 +98,7 @@ def _arms(verdict: Verdict, provisional: bool) -> list[Any]:
     return [table, *(Text(note, "dim") for note in notes)]
 
 
-def _with_tails(verdict: Verdict, context: int | None) -> list[dict[str, Any]]:
+def _with_tails(verdict: Document, context: int | None) -> list[dict[str, Any]]:
     """Deciding contrasts of a context whose total and median differ, one an arm that has the tail."""
     fp32 = verdict["run"]["fp32_store"]
     own = [
@@ -111,7 +111,7 @@ def _with_tails(verdict: Verdict, context: int | None) -> list[dict[str, Any]]:
     return list({row["tail"]: row for row in own}.values())
 
 
-def _box(verdict: Verdict, provisional: Sequence[str]) -> Panel:
+def _box(verdict: Document, provisional: Sequence[str]) -> Panel:
     said = Text()
     for number, (question, answer, reason, decided) in enumerate(answers.of_verdict(verdict)):
         said.append("\n" if number else "")
@@ -133,7 +133,7 @@ def _box(verdict: Verdict, provisional: Sequence[str]) -> Panel:
 # With --full
 
 
-def _everything(verdict: Verdict) -> Iterable[Any]:
+def _everything(verdict: Document) -> Iterable[Any]:
     yield _decode(verdict)
     if verdict["control"] is not None:
         yield Text(_control(verdict["control"]))
@@ -154,7 +154,7 @@ def _everything(verdict: Verdict) -> Iterable[Any]:
         yield table
 
 
-def _decode(verdict: Verdict) -> Table:
+def _decode(verdict: Document) -> Table:
     numbers = ("context", "sessions", "threads", "tokens/s", "p50 ms", "p95 ms", "blocks")
     table = _table("Decode, by arm and cell", "arm", *numbers, right=numbers)
     for row in verdict["arms"]:

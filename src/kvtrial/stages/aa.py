@@ -8,25 +8,26 @@ Reads what ``m2`` reads; writes ``events/aa.parquet``. One candidate is register
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from kvtrial.measure.aliases import ARMS, PLANTED
 from kvtrial.measure.plan import SamplingPlan
+from kvtrial.measure.specs import BlockSpec
 from kvtrial.stages import m2
 from kvtrial.stages.common import Block, CellRun, Stage, Work, exit_tracked, run_whole
 
 
-def block_spec(stage: Stage, block: Block, slow: list[str] | None) -> dict[str, Any]:
+def block_spec(stage: Stage, block: Block, slow: list[str] | None) -> BlockSpec:
     """That of ``m2``, with all arms standing for the registered candidate."""
     rules = stage.protocol["known_answers"]
-    return {
-        **m2.block_spec(stage, block, list(ARMS), slow),
-        "reference": ARMS[0],
-        "stands_for": dict.fromkeys(ARMS, rules["candidate"]),
-        "spins": {PLANTED: rules["planted"]},
-        "compare": False,
-        "alone_steps": 0,
-    }
+    return replace(
+        m2.block_spec(stage, block, list(ARMS), slow),
+        reference=ARMS[0],
+        stands_for=dict.fromkeys(ARMS, rules["candidate"]),
+        spins={PLANTED: rules["planted"]},
+        compare=False,
+        alone_steps=0,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

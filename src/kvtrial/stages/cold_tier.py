@@ -14,13 +14,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from kvtrial.cold import KINDS
 from kvtrial.host import paths
 from kvtrial.measure import rotation
 from kvtrial.measure.cold import faults
 from kvtrial.measure.plan import SamplingPlan
+from kvtrial.measure.specs import CrashSpec, RestoreSpec
 from kvtrial.registration import Cell
 from kvtrial.run.journal import Attempt
 from kvtrial.run.layout import ConfigError
@@ -39,25 +39,26 @@ _CRASH_WEIGHT, _BLOCK_WEIGHT = 1.0, 10.0
 RECOMPUTE_TOKENS = 512
 
 
-def block_spec(stage: Stage, block: Block, names: list[str], folder: Path) -> dict[str, Any]:
-    """What `kvtrial.measure.cold.restore` is told, but for the candidates."""
+def block_spec(stage: Stage, block: Block, names: list[str], folder: Path) -> RestoreSpec:
+    """What `kvtrial.measure.cold.restore` is told."""
     seed = stage.protocol["decision"]["seed"]
-    return {
-        "folder": str(folder),
-        "order": rotation.orders(names, block.number + 1, seed)[block.number],
-        "snapshot": stage.snapshots(block.cell["context"], 1)[0],
-        "store": STORE,
-        "shape": stage.workload["shape"],
+    return RestoreSpec(
+        candidates=names,
+        folder=str(folder),
+        order=rotation.orders(names, block.number + 1, seed)[block.number],
+        snapshot=stage.snapshots(block.cell["context"], 1)[0],
+        store=STORE,
+        shape=stage.workload.shape,
         # The workload's name says how the rows were made: rows of another way are never restored.
-        "model_sha256": f"{stage.model['sha256']}+{stage.workload['workload_id']}",
-        "activations": workload.ACTIVATIONS,
-        "page_tokens": stage.protocol["page_tokens"],
-        "prefix_tokens": stage.protocol["cold"]["prefix_tokens"],
-        "gguf": str(stage.gguf),
-        "recompute_tokens": RECOMPUTE_TOKENS,
-        "batches": stage.protocol["cold"]["batches"],
-        "repetitions": WARM_REPETITIONS,
-    }
+        model_sha256=f"{stage.model.sha256}+{stage.workload.workload_id}",
+        activations=workload.ACTIVATIONS,
+        page_tokens=stage.protocol["page_tokens"],
+        prefix_tokens=stage.protocol["cold"]["prefix_tokens"],
+        gguf=str(stage.gguf),
+        recompute_tokens=RECOMPUTE_TOKENS,
+        batches=stage.protocol["cold"]["batches"],
+        repetitions=WARM_REPETITIONS,
+    )
 
 
 def crash_all(stage: Stage, attempt: Attempt, folder: Path, progress: Progress) -> None:
@@ -65,15 +66,16 @@ def crash_all(stage: Stage, attempt: Attempt, folder: Path, progress: Progress) 
     for kind in KINDS:
         unit = f"crash-{kind}"
         if not attempt.has(unit):
-            spec = {
-                "folder": str(folder / unit),
-                "rounds": stage.protocol["cold"]["crash_rounds"],
-                "batches": stage.protocol["cold"]["batches"],
-                "seed": stage.protocol["decision"]["seed"],
-            }
+            spec = CrashSpec(
+                candidates=[kind],
+                folder=str(folder / unit),
+                rounds=stage.protocol["cold"]["crash_rounds"],
+                batches=stage.protocol["cold"]["batches"],
+                seed=stage.protocol["decision"]["seed"],
+            )
             alone = {"threads": 1}
             preload = faults.preload_environment()
-            rows = run_arms(stage, attempt, CRASH_MODULE, [kind], spec, alone, preload)
+            rows = run_arms(stage, attempt, CRASH_MODULE, spec, alone, preload)
             attempt.put(unit, stage.events(rows))
         progress.done(unit)
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,20 @@ import numpy as np
 
 from kvtrial import candidates, tracking
 from kvtrial.host import build, machine
+from kvtrial.host.records import read
 from kvtrial.measure import child, figures
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import Hopeless, SamplingPlan, Seen, cell_name
 from kvtrial.measure.rotation import TooLarge
+from kvtrial.measure.specs import Spec
 from kvtrial.measure.stores import Snapshot
 from kvtrial.measure.void import void_reason
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import corpus, events, exits, models, protocol
-from kvtrial.run.journal import COMPLETE, Attempt, Journal
+from kvtrial.run.journal import COMPLETE, Attempt, Journal, Row
 from kvtrial.run.layout import pipeline_start
 from kvtrial.stages.progress import Progress
 
-Row = dict[str, Any]
 #: context, sessions and threads as numbers; for m1 also the head shape's name.
 #: Columns of an event that name a cell.
 CELL_COLUMNS = ("context", "sessions", "threads", "shape")
@@ -88,14 +89,32 @@ def exit_tracked(name: str, main: Callable[[], int]) -> None:
     exits.exit_with(tracked)
 
 
-def refuse_another_model(run_dir: Path, manifest: dict[str, Any], gguf: Path) -> None:
-    """`StageError` where a run was begun with another file of the model's name."""
-    known, found = manifest["model"]["sha256"], models.sha256(gguf)
+def refuse_another_model(run_dir: Path, known: str, gguf: Path) -> None:
+    """`StageError` where a run was begun with another file of the model's name: ``known`` is its sha256."""
+    found = models.sha256(gguf)
     if known != found:
         raise StageError(
             f"{gguf} has sha256 {found[:12]}…, and {run_dir} is a run of {known[:12]}…: put "
             "that file back, or move the run's folder away and begin again"
         )
+
+
+@dataclass(frozen=True)
+class TrialModel:
+    """The model of a run: its name and its file's sha256."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """``workload.json``: what a run loads."""
+
+    workload_id: str = ""  #: names the model's bytes, the texts and the way of making
+    shape: dict[str, int]  #: of the model's stores: layers, q_heads, kv_heads, head_dim
+    skipped: dict[str, str]  #: cell → why this machine can't hold it
+    snapshots: dict[str, list[str]]  #: context → folders, one a session, relative to the results
 
 
 @dataclass(frozen=True)
@@ -110,8 +129,8 @@ class Stage:
         ``results/<run_id>``.
     gguf : Path
         The model's file.
-    model : dict
-        What the manifest says of it: name, sha256, bytes, synthetic.
+    model : TrialModel
+        As the manifest has it.
     profile : str
         ``default`` or ``full``.
     usable_cpus : int
@@ -123,7 +142,7 @@ class Stage:
     name: str
     run_dir: Path
     gguf: Path
-    model: dict[str, Any]
+    model: TrialModel
     profile: str
     usable_cpus: int
     protocol: Protocol
@@ -147,12 +166,12 @@ class Stage:
                 f"{args.run_dir} is a run of build {of_run}, and the kernels are {here}; binaries "
                 "are never mixed: run `snakemake --cores 1 verdict`, which names a run for them"
             )
-        refuse_another_model(args.run_dir, manifest, args.gguf)
+        refuse_another_model(args.run_dir, manifest["model"]["sha256"], args.gguf)
         return cls(
             name=name,
             run_dir=args.run_dir,
             gguf=args.gguf,
-            model=manifest["model"],
+            model=TrialModel(manifest["model"]["name"], manifest["model"]["sha256"]),
             profile=args.profile or manifest["profile"],
             usable_cpus=manifest["usable_cpus"],
             protocol=protocol.load(args.run_dir / "protocol.json"),
@@ -199,7 +218,7 @@ class Stage:
 
     def measured_cells(self, attempt: Attempt) -> list[Cell]:
         """The cells that the machine can hold; each of the others gets a ``cell/skipped`` row."""
-        skipped = self.workload["skipped"]
+        skipped = self.workload.skipped
         left_out = [cell for cell in self.cells() if cell_name(cell) in skipped]
         if left_out and not attempt.has("skipped"):
             rows = [
@@ -210,11 +229,10 @@ class Stage:
         return [cell for cell in self.cells() if cell not in left_out]
 
     @functools.cached_property
-    def workload(self) -> dict[str, Any]:
-        """``workload.json``: ``shape`` of the model's stores, ``snapshots``, and ``skipped`` cells."""
+    def workload(self) -> Workload:
+        """What ``workload.json`` says."""
         path = self.run_dir / "workload.json"
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        return read(Workload, json.loads(path.read_bytes()), str(path))
 
     def estimated(self, attempt: Attempt, planned: Iterable[Block]) -> dict[str, float]:
         """Block → seconds that it is going to take, for those that are left.
@@ -246,7 +264,7 @@ class Stage:
 
         ``steps``: tokens that are going to be fed behind them.
         """
-        folders = self.workload["snapshots"].get(str(context), [])
+        folders = self.workload.snapshots.get(str(context), [])
         if len(folders) < sessions:
             raise StageError(
                 f"{self.run_dir / 'workload.json'} has {len(folders)} snapshots of context "
@@ -344,7 +362,7 @@ class Block:
         return f"{cell_name(self.cell)}-block{self.number:02d}"
 
 
-def columns(cell: Cell) -> dict[str, Any]:
+def columns(cell: Cell) -> Row:
     """The columns of a cell's events."""
     own = dict(cell)
     return {key: own[key] for key in CELL_COLUMNS if key in own}
@@ -360,7 +378,7 @@ class Work:
         Run as ``python -m`` in a fresh process.
     spec : callable
         (block, names, arms known to be slow, None while no block of the cell has shown them) → the
-        specification, but for the candidates.
+        specification.
     names : list of str
         The arms.
     groups : callable
@@ -368,7 +386,7 @@ class Work:
     """
 
     module: str
-    spec: Callable[[Block, list[str], list[str] | None], dict[str, Any]]
+    spec: Callable[[Block, list[str], list[str] | None], Spec]
     names: list[str]
     groups: Callable[[Cell, list[str]], list[list[str]]] = lambda cell, names: [names]
 
@@ -442,9 +460,7 @@ class CellRun:
             ) from None
         for group, names in enumerate(groups):
             spec = self.work.spec(block, names, self._slow)
-            found = run_arms(
-                self.stage, self.attempt, self.work.module, names, spec, columns(self.cell)
-            )
+            found = run_arms(self.stage, self.attempt, self.work.module, spec, columns(self.cell))
             rows += [{"group": group, **row} for row in found]
         rows.append({"metric": "block/taken_s", "value": time.monotonic() - start})
         at = {"block": number, "trial": trial, **columns(self.cell)}
@@ -510,8 +526,7 @@ def run_arms(
     stage: Stage,
     attempt: Attempt,
     module: str,
-    names: list[str],
-    spec: dict[str, Any],
+    spec: Spec,
     columns: Mapping[str, Any],
     preload: dict[str, str] | None = None,
 ) -> list[Row]:
@@ -526,10 +541,14 @@ def run_arms(
         row = stage.event("failed", candidate=name, text=what, **columns)
         attempt.put(f"died-{name}", [row])
 
-    alive = [name for name in names if not attempt.has(f"died-{name}")]
+    alive = [name for name in spec.candidates if not attempt.has(f"died-{name}")]
     try:
         rows = child.run_survivors(
-            module, {**spec, "candidates": alive}, columns["threads"], preload, left_out=left_out
+            module,
+            replace(spec, candidates=alive),
+            columns["threads"],
+            preload,
+            left_out=left_out,
         )
     except child.ChildDied as error:
         raise StageError(str(error)) from None

@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from kvtrial import candidates
 from kvtrial.conformance import TESTS, isolated
 from kvtrial.host import build
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.run import events, protocol
+from kvtrial.run.journal import Row
 from kvtrial.stages.common import exit_tracked
 from kvtrial.stages.progress import Progress
 
 _VALUES = {"passed": 1.0, "failed": 0.0, "gap": float("nan")}
 
 
-def outcome_events(document: dict[str, Any]) -> list[dict[str, Any]]:
+def outcome_events(document: isolated.Result) -> list[Row]:
     """Rows ``conformance/outcome`` of one candidate: 1 passed, 0 failed, NaN a gap."""
     name = document["candidate"]
     rows = [
@@ -78,7 +78,7 @@ def followed(
 
 def try_candidate(
     name: str, out: Path, page_tokens: tuple[int, ...], progress: Progress
-) -> dict[str, Any]:
+) -> isolated.Result:
     """Write one candidate's JSON and return it."""
     candidate = candidates.get(name)
     if candidate.not_built is not None:

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"control: {reason}", file=sys.stderr, flush=True)
             return 0
         cell: Cell = {"context": control["context"], "sessions": 1, "threads": 1}
-        region: Cell = {**cell, "shape": shapes.name_of(stage.workload["shape"])}
+        region: Cell = {**cell, "shape": shapes.name_of(stage.workload.shape)}
         once = SamplingPlan.fixed(stage.protocol, 1)
         runs = [
             CellRun(stage, attempt, m2.work(stage, names), cell, once),

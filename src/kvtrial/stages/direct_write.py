@@ -9,28 +9,27 @@ writes ``events/direct_write.parquet``. Every candidate that hands out slots is 
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from kvtrial import candidates
 from kvtrial.contract import Capability
 from kvtrial.measure.aliases import WAYS, way_of
 from kvtrial.measure.plan import SamplingPlan
+from kvtrial.measure.specs import BlockSpec
 from kvtrial.stages import m2
 from kvtrial.stages.common import Block, Cell, CellRun, Stage, Work, exit_tracked, run_whole
 
 
-def block_spec(
-    stage: Stage, block: Block, names: list[str], slow: list[str] | None
-) -> dict[str, Any]:
+def block_spec(stage: Stage, block: Block, names: list[str], slow: list[str] | None) -> BlockSpec:
     """That of ``m2``, with each arm's candidate and its way."""
-    return {
-        **m2.block_spec(stage, block, names, slow),
-        "reference": f"{stage.protocol['decision']['reference']}.{WAYS[0]}",
-        "stands_for": {name: way_of(name)[0] for name in names},
-        "ways": {name: way_of(name)[1] for name in names},
-        "compare": False,
-        "alone_steps": 0,
-    }
+    return replace(
+        m2.block_spec(stage, block, names, slow),
+        reference=f"{stage.protocol['decision']['reference']}.{WAYS[0]}",
+        stands_for={name: way_of(name)[0] for name in names},
+        ways={name: way_of(name)[1] for name in names},
+        compare=False,
+        alone_steps=0,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,7 +16,6 @@ import json
 import math
 import sys
 import time
-from typing import Any
 
 from kvtrial import candidates
 from kvtrial.cold import KINDS
@@ -32,6 +31,7 @@ from kvtrial.measure.aliases import ARMS, WAYS
 from kvtrial.measure.attention import CHECKED_ITERATIONS, SHORTEST_ITERATION_NS
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan, cell_name
+from kvtrial.measure.specs import CalibrateSpec, Filling
 from kvtrial.registration import Protocol
 from kvtrial.run.protocol import entrants, timed
 from kvtrial.stages import m1, parity, workload
@@ -84,7 +84,7 @@ class Speed:
         Prefilling the prompts of the parity check, and comparing; and a position of them.
     """
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, rows: list[child.Row]) -> None:
         points: dict[tuple[str, str], dict[int, float]] = {}
         for row in rows:
             if "value" in row:
@@ -310,22 +310,17 @@ def calibrate(
     contexts = dict.fromkeys(stage.protocol["candidates"], sorted({c["context"] for c in cells}))
     if "control" in stage.protocol:
         contexts[stage.protocol["control"]["candidate"]] = [stage.protocol["control"]["context"]]
-    prefill = {
-        "store": workload.STORE,
-        "activations": workload.ACTIVATIONS,
-        "chunk": chunk(plan),
-    }
-    spec = {
-        "gguf": str(stage.gguf),
-        "candidates": {
-            name: own for name, own in contexts.items() if candidates.get(name).not_built is None
-        },
-        "page_tokens": stage.protocol["page_tokens"],
-        "probes": stage.protocol["probes"],
-        "baseline": stage.protocol["parity"]["baseline"],
-        "prompts": prompts,
-        "prefill": prefill if missing else None,
-    }
+    filling = Filling(store=workload.STORE, activations=workload.ACTIVATIONS, chunk=chunk(plan))
+    spec = CalibrateSpec(
+        candidates=[name for name in contexts if candidates.get(name).not_built is None],
+        gguf=str(stage.gguf),
+        contexts=contexts,
+        page_tokens=stage.protocol["page_tokens"],
+        probes=stage.protocol["probes"],
+        baseline=stage.protocol["parity"]["baseline"],
+        prompts=prompts,
+        prefill=filling if missing else None,
+    )
 
     def left_out(name: str, what: str) -> None:
         print(f"estimate: {name} is left out: {what}", file=sys.stderr, flush=True)

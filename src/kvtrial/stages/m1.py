@@ -10,11 +10,10 @@ one session.
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrial.host.shapes import name_of
 from kvtrial.measure import rotation
 from kvtrial.measure.plan import SamplingPlan, block_seed
+from kvtrial.measure.specs import AttentionSpec
 from kvtrial.registration import Protocol
 from kvtrial.run.journal import Attempt
 from kvtrial.stages.common import (
@@ -49,7 +48,7 @@ def work(stage: Stage, names: list[str]) -> Work:
 def cell_runs(stage: Stage, attempt: Attempt, cells: list[Cell], names: list[str]) -> list[CellRun]:
     """Every head shape and context."""
     rules = stage.protocol["m1"]
-    own, *others = shapes(stage.protocol, stage.workload["shape"])
+    own, *others = shapes(stage.protocol, stage.workload.shape)
     counts = {own: rules["blocks"], **dict.fromkeys(others, rules["shape_blocks"])}
     return [
         CellRun(
@@ -65,26 +64,27 @@ def cell_runs(stage: Stage, attempt: Attempt, cells: list[Cell], names: list[str
     ]
 
 
-def block_spec(stage: Stage, block: Block, names: list[str]) -> dict[str, Any]:
-    """What `kvtrial.measure.attention` is told, but for the candidates."""
+def block_spec(stage: Stage, block: Block, names: list[str]) -> AttentionSpec:
+    """What `kvtrial.measure.attention` is told."""
     rules = stage.protocol["m1"]
     warmup = rules["warmup_iterations"]
     seed = block_seed(stage.protocol["decision"]["seed"], block.cell, block.number)
-    own = stage.workload["shape"]
+    own = stage.workload.shape
     shape = shapes(stage.protocol, own)[block.cell["shape"]]
-    return {
-        "shape": shape,
-        "orders": rotation.orders(names, warmup, seed)[:warmup]
+    return AttentionSpec(
+        candidates=names,
+        shape=shape,
+        orders=rotation.orders(names, warmup, seed)[:warmup]
         + rotation.orders(names, rules["iterations"], seed + 1),
-        "snapshots": stage.snapshots(block.cell["context"], 1) if shape == own else [],
-        "synthetic_tokens": block.cell["context"],
-        "threads": block.cell["threads"],
-        "probes": stage.protocol["probes"],
-        "page_tokens": stage.protocol["page_tokens"],
-        "warmup_iterations": warmup,
-        "rotation_llc_multiple": rules["rotation_llc_multiple"],
-        "seed": seed,
-    }
+        snapshots=stage.snapshots(block.cell["context"], 1) if shape == own else [],
+        synthetic_tokens=block.cell["context"],
+        threads=block.cell["threads"],
+        probes=stage.protocol["probes"],
+        page_tokens=stage.protocol["page_tokens"],
+        warmup_iterations=warmup,
+        rotation_llc_multiple=rules["rotation_llc_multiple"],
+        seed=seed,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,11 +10,11 @@ Finished blocks are kept in the journal: after a kill the same command goes on.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from kvtrial.host import machine
 from kvtrial.measure import allocations, rotation
 from kvtrial.measure.plan import Hopeless, SamplingPlan, block_seed, cell_name
+from kvtrial.measure.specs import AllocationSpec, BlockSpec
 from kvtrial.measure.stores import HEADROOM_BYTES, needed_bytes
 from kvtrial.registration import Protocol
 from kvtrial.run.journal import Attempt
@@ -52,7 +52,7 @@ def groups(stage: Stage, cell: Cell, names: list[str]) -> list[list[str]]:
     needed = {
         name: needed_bytes(
             name,
-            stage.workload["shape"],
+            stage.workload.shape,
             tokens=cell["context"] + steps,
             sessions=cell["sessions"],
             page_tokens=stage.protocol["page_tokens"],
@@ -73,28 +73,27 @@ def work(stage: Stage, names: list[str]) -> Work:
     )
 
 
-def block_spec(
-    stage: Stage, block: Block, names: list[str], slow: list[str] | None
-) -> dict[str, Any]:
-    """What `kvtrial.measure.block` is told, but for the candidates."""
+def block_spec(stage: Stage, block: Block, names: list[str], slow: list[str] | None) -> BlockSpec:
+    """What `kvtrial.measure.block` is told."""
     cell, rules = block.cell, stage.protocol["rotation"]
     rounds = cell.get("rounds", rules["rounds"])
     steps = steps_of(stage.protocol, cell, len(names))
-    return {
-        "gguf": str(stage.gguf),
-        "snapshots": stage.snapshots(cell["context"], cell["sessions"], steps),
-        "reference": stage.protocol["decision"]["reference"],
-        "threads": cell["threads"],
-        "probes": stage.protocol["probes"],
-        "page_tokens": stage.protocol["page_tokens"],
-        "rotation": rules,
-        "step_limit_s": rules["step_limit_s"],
-        "rounds": rounds,
-        "slow": slow,
-        "seed": block_seed(stage.protocol["decision"]["seed"], cell, block.number),
-        "compare": block.number == 0,  # float64 logarithms of all logits are slow
-        "alone_steps": rules["alone_steps"] if block.number == 0 else 0,
-    }
+    return BlockSpec(
+        candidates=names,
+        gguf=str(stage.gguf),
+        snapshots=stage.snapshots(cell["context"], cell["sessions"], steps),
+        reference=stage.protocol["decision"]["reference"],
+        threads=cell["threads"],
+        probes=stage.protocol["probes"],
+        page_tokens=stage.protocol["page_tokens"],
+        rotation=rules,
+        step_limit_s=rules["step_limit_s"],
+        rounds=rounds,
+        slow=slow,
+        seed=block_seed(stage.protocol["decision"]["seed"], cell, block.number),
+        compare=block.number == 0,  # float64 logarithms of all logits are slow
+        alone_steps=rules["alone_steps"] if block.number == 0 else 0,
+    )
 
 
 def count_allocations(stage: Stage, attempt: Attempt, names: list[str]) -> None:
@@ -103,16 +102,17 @@ def count_allocations(stage: Stage, attempt: Attempt, names: list[str]) -> None:
         return
     rows: list[Row] = []
     for threads in ALLOCATION_THREADS:
-        spec = {
-            "shape": stage.workload["shape"],
-            "threads": threads,
-            "page_tokens": stage.protocol["page_tokens"],
-            "steps": ALLOCATION_STEPS,
-        }
+        spec = AllocationSpec(
+            candidates=names,
+            shape=stage.workload.shape,
+            threads=threads,
+            page_tokens=stage.protocol["page_tokens"],
+            steps=ALLOCATION_STEPS,
+        )
         columns = {"threads": threads}
         preload = allocations.preload_environment()
         counted = run_arms(
-            stage, attempt, "kvtrial.measure.allocation_pass", names, spec, columns, preload
+            stage, attempt, "kvtrial.measure.allocation_pass", spec, columns, preload
         )
         rows += stage.events(counted, **columns)
     attempt.put("allocations", rows)

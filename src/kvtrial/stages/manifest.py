@@ -30,6 +30,7 @@ from kvtrial.engine.gguf import read_gguf
 from kvtrial.host import build, machine, shapes
 from kvtrial.host.files import write_text
 from kvtrial.run import events, models, protocol
+from kvtrial.run.journal import Row
 from kvtrial.stages import workload
 from kvtrial.stages.common import refuse_another_model
 
@@ -56,7 +57,7 @@ def source_commit() -> str:
         return ""
 
 
-def describe(name: str, candidate: Candidate) -> dict[str, Any]:
+def describe(name: str, candidate: Candidate) -> dict[str, str | list[str]]:
     """One candidate as the manifest lists it."""
     (point,) = entry_points(group=candidates.GROUP, name=name)
     return {
@@ -92,11 +93,11 @@ def begin(run_dir: Path, gguf: Path) -> dict[str, Any]:
         }
         write_text(path, json.dumps(begun, indent=2) + "\n")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    refuse_another_model(run_dir, found, gguf)
+    refuse_another_model(run_dir, found["model"]["sha256"], gguf)
     return found
 
 
-def run_events(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+def run_events(manifest: dict[str, Any]) -> list[Row]:
     """The rows of stage ``run``: facts of the run, then of each candidate, all as text."""
     common = {
         "stage": "run",

@@ -21,6 +21,7 @@ from kvtrial.engine.config import ModelConfig
 from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.host import machine, paths
+from kvtrial.measure.specs import ParitySpec
 from kvtrial.registration import Protocol
 from kvtrial.run import corpus, protocol
 from kvtrial.stages.common import Stage, StageError, exit_tracked, run_arms
@@ -75,22 +76,24 @@ def positions(registered: Protocol, count: int) -> list[int]:
     return [tokens * len(range(place, count, places)) for place in range(places)]
 
 
-def prompts_spec(stage: Stage, arms: list[str]) -> dict[str, Any]:
-    """The prompt set, against the baseline: what `kvtrial.measure.parity` is told beside `common`."""
+def prompts_spec(stage: Stage, arms: list[str]) -> ParitySpec:
+    """The prompt set, against the baseline."""
     texts = prompts(stage)
-    return {
-        "snapshot": None,
-        "texts": texts,
-        "reference": stage.protocol["parity"]["baseline"],
-        "positions": {name: [len(ids) for ids in texts] for name in arms},
-        "chunk": None,
-        "decode": {},
-    }
+    return _spec(
+        stage,
+        arms,
+        snapshot=None,
+        texts=texts,
+        reference=stage.protocol["parity"]["baseline"],
+        positions={name: [len(ids) for ids in texts] for name in arms},
+        chunk=None,
+        decode={},
+    )
 
 
 def context_spec(
     stage: Stage, tokenizer: Tokenizer, arms: list[str], context: int, trained: int
-) -> dict[str, Any]:
+) -> ParitySpec:
     """A filled context, against the comparison, the baseline among the others."""
     registered = stage.protocol
     rules = registered["quality"]
@@ -99,14 +102,28 @@ def context_spec(
         for name in arms
     }
     longest = max(max(of_places) for of_places in lengths.values())
-    return {
-        "snapshot": stage.snapshots(context, 1)[0],
-        "texts": corpus.places(tokenizer, context, rules["places"], longest),
-        "reference": registered["parity"]["comparison"],
-        "positions": lengths,
-        "chunk": rules["chunk_tokens"],
-        "decode": {name: decode_steps(registered, stage.profile, name, context) for name in arms},
-    }
+    return _spec(
+        stage,
+        arms,
+        snapshot=stage.snapshots(context, 1)[0],
+        texts=corpus.places(tokenizer, context, rules["places"], longest),
+        reference=registered["parity"]["comparison"],
+        positions=lengths,
+        chunk=rules["chunk_tokens"],
+        decode={name: decode_steps(registered, stage.profile, name, context) for name in arms},
+    )
+
+
+def _spec(stage: Stage, arms: list[str], **own: Any) -> ParitySpec:
+    return ParitySpec(
+        candidates=arms,
+        gguf=str(stage.gguf),
+        page_tokens=stage.protocol["page_tokens"],
+        threads=machine.usable_cpus(),
+        # A text takes about as long as so many steps.
+        step_limit_s=stage.protocol["rotation"]["step_limit_s"] * TEXT_STEPS,
+        **own,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -115,14 +132,6 @@ def main(argv: list[str] | None = None) -> int:
     rules = stage.protocol["parity"]
     file = read_gguf(stage.gguf)
     trained, tokenizer = ModelConfig.from_gguf(file).context_length, Tokenizer(file)
-    threads = machine.usable_cpus()
-    common = {
-        "gguf": str(stage.gguf),
-        "page_tokens": stage.protocol["page_tokens"],
-        "threads": threads,
-        # A text takes about as long as so many steps.
-        "step_limit_s": stage.protocol["rotation"]["step_limit_s"] * TEXT_STEPS,
-    }
     with stage.attempt() as attempt:
         arms = stage.runnable(attempt, timed=False)
         for key in ("baseline", "comparison"):
@@ -141,8 +150,8 @@ def main(argv: list[str] | None = None) -> int:
                         spec = context_spec(stage, tokenizer, arms, context, trained)
                     else:
                         spec = prompts_spec(stage, arms)
-                    columns = {"context": context, "sessions": 1, "threads": threads}
-                    rows = run_arms(stage, attempt, MODULE, arms, {**common, **spec}, columns)
+                    columns = {"context": context, "sessions": 1, "threads": spec.threads}
+                    rows = run_arms(stage, attempt, MODULE, spec, columns)
                     attempt.put(unit, stage.events(rows, **columns))
                 progress.done(unit)
     return 0

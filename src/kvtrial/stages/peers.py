@@ -19,9 +19,8 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,6 +32,7 @@ from kvtrial.host.files import write_text
 from kvtrial.measure import rotation
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.peers import programs
+from kvtrial.measure.specs import AttentionSpec, BlockSpec, PrefillSpec, Spec
 from kvtrial.run import events
 from kvtrial.run.journal import COMPLETE, Attempt, Journal
 from kvtrial.show import report
@@ -116,36 +116,38 @@ def plan(
     return found
 
 
-def spec_of(stage: Stage, planned: Round, order: list[str]) -> dict[str, Any]:
-    """What a measuring module is told, ours and theirs alike, but for the candidates."""
+def spec_of(stage: Stage, planned: Round, order: list[str]) -> Spec:
+    """What a measuring module is told, ours and theirs alike."""
     cell = planned.cell
     if planned.work == "decode":
         return m2.block_spec(stage, Block(cell, planned.number), order, [])
     if planned.work == "attention":
-        named: Cell = {**cell, "shape": shapes.name_of(stage.workload["shape"])}
+        named: Cell = {**cell, "shape": shapes.name_of(stage.workload.shape)}
         return m1.block_spec(stage, Block(named, planned.number), order)
     (folder,) = stage.snapshots(cell["context"], 1)
     tokens = json.loads((Path(folder) / "tokens.json").read_text(encoding="utf-8"))
-    return {
-        "gguf": str(stage.gguf),
-        "ids": tokens["ids"],
-        "threads": cell["threads"],
-        "page_tokens": stage.protocol["page_tokens"],
-    }
+    return PrefillSpec(
+        candidates=order,
+        gguf=str(stage.gguf),
+        ids=tokens["ids"],
+        threads=cell["threads"],
+        page_tokens=stage.protocol["page_tokens"],
+    )
 
 
-def shortened(work: str, spec: dict[str, Any], order: list[str]) -> tuple[dict[str, Any], float]:
+def shortened(spec: Spec) -> tuple[Spec, float]:
     """A quick version of a specification, and how often its timed part is in the whole one."""
-    if work == "decode":
-        arms = len(order)
-        quick = {**spec, "rounds": 1, "rotation": {**spec["rotation"], "warmup_rounds": 2}}
-        whole = rotation.rounds_of(arms, spec["rounds"])
+    if isinstance(spec, BlockSpec):
+        arms, rules = len(spec.candidates), spec.rotation
+        whole = rotation.rounds_of(arms, spec.rounds)
+        quick = replace(spec, rounds=1, rotation={**rules, "warmup_rounds": 2})
         return quick, whole / rotation.rounds_of(arms, 1)
-    if work == "attention":
-        quick = {**spec, "warmup_iterations": 1, "orders": spec["orders"][:2]}
-        return quick, len(spec["orders"]) - spec["warmup_iterations"]
-    few = spec["ids"][: max(1, len(spec["ids"]) // 8)]
-    return {**spec, "ids": few}, len(spec["ids"]) / len(few)
+    if isinstance(spec, AttentionSpec):
+        few_orders = replace(spec, warmup_iterations=1, orders=spec.orders[:2])
+        return few_orders, len(spec.orders) - spec.warmup_iterations
+    assert isinstance(spec, PrefillSpec)
+    few = spec.ids[: max(1, len(spec.ids) // 8)]
+    return replace(spec, ids=few), len(spec.ids) / len(few)
 
 
 def run_round(
@@ -158,8 +160,8 @@ def run_round(
     for module, order in planned.processes:
         spec = spec_of(stage, planned, order)
         if quick:
-            spec, more = shortened(planned.work, spec, order)
-        rows += run_arms(stage, attempt, module, order, spec, planned.cell)
+            spec, more = shortened(spec)
+        rows += run_arms(stage, attempt, module, spec, planned.cell)
         rows += [
             {"metric": "package", "candidate": program, "text": programs.package_of(program)}
             for program in programs.programs_of(order)
@@ -197,8 +199,8 @@ def write_comparison(stage: Stage, table: pd.DataFrame) -> list[Row]:
     arms = set(table["candidate"]) & set(stage.protocol["candidates"])
     rows = compare(
         table,
-        model=stage.model["name"],
-        shape=stage.workload["shape"],
+        model=stage.model.name,
+        shape=stage.workload.shape,
         profiles={name: candidates.get(name).profile.name for name in sorted(arms)},
         confidence=stage.protocol["decision"]["confidence"],
     )
@@ -223,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     if absent:
         print(f"peers: {programs.what_to_install(absent)}", flush=True)
     seed = stage.protocol["decision"]["seed"]
-    known = sorted(map(int, stage.workload["snapshots"]))
+    known = sorted(map(int, stage.workload.snapshots))
     contexts = asked.contexts or known
     if unknown := sorted(set(contexts) - set(known)):
         raise StageError(

@@ -25,10 +25,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -38,13 +38,14 @@ from kvtrial.engine.gguf import read_gguf
 from kvtrial.engine.tokenizer import Tokenizer
 from kvtrial.host import build, machine
 from kvtrial.host.files import write_text
+from kvtrial.host.records import plain
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import cell_name
 from kvtrial.measure.stores import HEADROOM_BYTES, largest_bytes, opened, shape_of
 from kvtrial.registration import Protocol
 from kvtrial.run import corpus, models
 from kvtrial.stages import m2
-from kvtrial.stages.common import Cell, Stage, exit_tracked
+from kvtrial.stages.common import Cell, Stage, TrialModel, Workload, exit_tracked
 from kvtrial.stages.progress import Progress
 
 #: The store that the prefill runs on.
@@ -103,7 +104,24 @@ def contexts(protocol: Protocol, cells: list[Cell]) -> dict[int, int]:
     return needed
 
 
-def way(page_tokens: int) -> dict[str, Any]:
+class Way(TypedDict):
+    """How snapshots are made."""
+
+    activations: str
+    store: str
+    page_tokens: int
+    rows_sha256: str
+
+
+class Facts(TypedDict):
+    """What ``tokens.json`` says of a snapshot beside its tokens."""
+
+    model: str
+    model_sha256: str
+    made: Way
+
+
+def way(page_tokens: int) -> Way:
     """How snapshots are made here: whatever changes a bit of their rows, but for model and text."""
     return {
         "activations": ACTIVATIONS,
@@ -113,9 +131,9 @@ def way(page_tokens: int) -> dict[str, Any]:
     }
 
 
-def facts(model: dict[str, Any], page_tokens: int) -> dict[str, Any]:
-    """What ``tokens.json`` says of a snapshot beside its tokens; ``model`` has name and sha256."""
-    return {"model": model["name"], "model_sha256": model["sha256"], "made": way(page_tokens)}
+def facts(model: TrialModel, page_tokens: int) -> Facts:
+    """Those of a snapshot that is made here."""
+    return {"model": model.name, "model_sha256": model.sha256, "made": way(page_tokens)}
 
 
 def tokens_of(ids: list[int], context: int) -> dict[str, list[int]]:
@@ -123,7 +141,7 @@ def tokens_of(ids: list[int], context: int) -> dict[str, list[int]]:
     return {"ids": ids[:context], "forced": ids[context : context + corpus.FORCED_TOKENS]}
 
 
-def is_whole(folder: Path, facts: dict[str, Any]) -> bool:
+def is_whole(folder: Path, facts: Mapping[str, object]) -> bool:
     """Whether a snapshot of which these facts are true lies there and its files are what it says."""
     try:
         found = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
@@ -137,9 +155,9 @@ def is_whole(folder: Path, facts: dict[str, Any]) -> bool:
     )
 
 
-def save(folder: Path, session: KVSession, facts: dict[str, Any]) -> None:
-    """Write the rows of a session's ``facts["ids"]`` as a snapshot, beside and renamed."""
-    rows = len(facts["ids"])
+def save(folder: Path, session: KVSession, facts: Mapping[str, object]) -> None:
+    """Write a session's rows and what is to be said of them as a snapshot, beside and renamed."""
+    rows = session.length(0)
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)
@@ -184,7 +202,7 @@ def prefill(
     model: Any,
     ids: list[int],
     folders: dict[int, Path],
-    facts: dict[str, Any],
+    facts: Facts,
     page_tokens: int,
     report: Callable[[float], None],
 ) -> None:
@@ -212,7 +230,7 @@ def prefill(
             save(folder, session, {**facts, **tokens_of(ids, context), **own})
 
 
-def identity(facts: dict[str, Any], texts: list[list[int]]) -> str:
+def identity(facts: Facts, texts: list[list[int]]) -> str:
     """12 hex digits of what snapshots rest on: the model's bytes, the way of making and the tokens."""
     parts = [facts["model_sha256"], facts["made"], texts]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
@@ -237,7 +255,7 @@ class Plan:
         Context → sessions, ascending.
     texts : list of list of int
         Token ids of each session: those of the largest context and of its forced stream.
-    facts : dict
+    facts : Facts
         What every snapshot's ``tokens.json`` says of model and way of making.
     workload_id : str
         Names the model's bytes, those tokens and the way of making.
@@ -249,7 +267,7 @@ class Plan:
     skipped: dict[str, str]
     needed: dict[int, int]
     texts: list[list[int]]
-    facts: dict[str, Any]
+    facts: Facts
     workload_id: str
     base: Path
 
@@ -271,7 +289,7 @@ class Plan:
         ]
         own = facts(stage.model, stage.protocol["page_tokens"])
         workload_id = identity(own, texts)
-        base = Path("workloads") / stage.model["name"] / workload_id
+        base = Path("workloads") / stage.model.name / workload_id
         return cls(shape, skipped, needed, texts, own, workload_id, base)
 
     def held(self, cells: list[Cell]) -> list[Cell]:
@@ -320,16 +338,16 @@ def main(argv: list[str] | None = None) -> int:
             page_tokens = stage.protocol["page_tokens"]
             prefill(model, plan.texts[session], folders, plan.facts, page_tokens, report)
             progress.done(units[session])
-    document = {
-        "workload_id": plan.workload_id,
-        "shape": plan.shape,
-        "skipped": plan.skipped,
-        "snapshots": {
+    made = Workload(
+        workload_id=plan.workload_id,
+        shape=plan.shape,
+        skipped=plan.skipped,
+        snapshots={
             str(context): [plan.folders(session)[context].as_posix() for session in range(count)]
             for context, count in plan.needed.items()
         },
-    }
-    write_text(stage.run_dir / "workload.json", json.dumps(document, indent=2) + "\n")
+    )
+    write_text(stage.run_dir / "workload.json", json.dumps(plain(made), indent=2) + "\n")
     return 0
 
 

@@ -6,16 +6,17 @@ What is compared is each arm's ratio over the reference of its own run, where bo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 from kvtrial.decision import facts, stats, validity
 from kvtrial.decision.contrasts import Measured, cell_key, digits
+from kvtrial.decision.document import Document
 from kvtrial.decision.verdict import refuse_mixed
 from kvtrial.host import printed
 from kvtrial.measure.plan import cell_name
@@ -52,7 +53,39 @@ class _Run:
             return None
 
 
-def compare(first: Path, second: Path) -> dict[str, Any]:
+class OfRun(TypedDict):
+    """What a run is of."""
+
+    run_id: str
+    machine: str
+    model: str
+    measured: Mapping[str, str]
+    protocol: str
+
+
+class Compared(TypedDict):
+    """Two runs beside each other: `compare`."""
+
+    first: OfRun
+    second: OfRun
+    reference: str
+    rows: list[dict[str, Any]]
+    not_comparable: list[str]
+
+
+class Past(TypedDict):
+    """A decided run: `history`."""
+
+    measured: Mapping[str, str]
+    run_id: str
+    machine: str
+    model: str
+    run: str
+    language: str
+    arms: Mapping[str, answers.Row | None]
+
+
+def compare(first: Path, second: Path) -> Compared:
     """How each arm stands in the second run against how it stood in the first.
 
     Parameters
@@ -108,7 +141,8 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
                 {**cell_key(cell), "candidate": name, **_change(logs[0], logs[1], confidence)}
             )
     return {
-        **{which: _described(run) for which, run in zip(("first", "second"), runs)},
+        "first": _described(runs[0]),
+        "second": _described(runs[1]),
         "reference": reference,
         "rows": rows,
         "not_comparable": unlike,
@@ -126,12 +160,17 @@ def _change(before: np.ndarray, after: np.ndarray, confidence: float) -> dict[st
     }
 
 
-def _described(run: _Run) -> dict[str, Any]:
-    keys = ("run_id", "machine", "model", "measured")
-    return {**{key: getattr(run.facts, key) for key in keys}, "protocol": run.protocol["name"]}
+def _described(run: _Run) -> OfRun:
+    return {
+        "run_id": run.facts.run_id,
+        "machine": run.facts.machine,
+        "model": run.facts.model,
+        "measured": run.facts.measured,
+        "protocol": run.protocol["name"],
+    }
 
 
-def compared(document: dict[str, Any]) -> list[dict[str, str]]:
+def compared(document: Compared) -> list[dict[str, str]]:
     """The rows of `compare` as text, by column."""
     over = f"over {document['reference']}"
     return [
@@ -158,7 +197,7 @@ def _reading(bounds: Sequence[float | None]) -> str:
     return "no difference shown"
 
 
-def notes(document: dict[str, Any]) -> list[str]:
+def notes(document: Compared) -> list[str]:
     """What stands above and below the rows: the two runs, and what of them does not compare."""
     said = [
         f"{which}: {run['run_id']}, {run['machine']}, {answers.measured(run) or 'it does not say when'}"
@@ -169,7 +208,7 @@ def notes(document: dict[str, Any]) -> list[str]:
     return said + [f"not comparable: {text}" for text in document["not_comparable"]]
 
 
-def history(verdicts: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+def history(verdicts: Iterable[Document], names: Sequence[str] = ()) -> list[Past]:
     """Every decided run, oldest first: what it answers, and how arms stood over its FP32 arm.
 
     Parameters
@@ -190,7 +229,7 @@ def history(verdicts: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> li
     ConfigError
         No run has measured an arm of ``names``.
     """
-    found = []
+    found: list[Past] = []
     measured: set[str] = set()
     for verdict in verdicts:
         primary = answers.primary_context(verdict)
@@ -198,7 +237,10 @@ def history(verdicts: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> li
         followed = names or [name for name in (verdict["run"]["store"],) if name]
         found.append(
             {
-                **{key: verdict[key] for key in ("measured", "run_id", "machine", "model")},
+                "measured": verdict["measured"],
+                "run_id": verdict["run_id"],
+                "machine": verdict["machine"],
+                "model": verdict["model"],
                 "run": answers.store(verdict),
                 "language": answers.outcome(verdict),
                 "arms": {name: answers.over_fp32(verdict, name, primary) for name in followed},
@@ -212,7 +254,7 @@ def history(verdicts: Iterable[dict[str, Any]], names: Sequence[str] = ()) -> li
     return sorted(found, key=lambda row: (row["measured"]["begun"], row["run_id"]))
 
 
-def told(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+def told(rows: list[Past]) -> list[dict[str, str]]:
     """The rows of `history` as text, by column."""
     return [
         {

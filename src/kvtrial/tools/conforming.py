@@ -9,18 +9,18 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kvtrial import candidates
 from kvtrial.conformance import TESTS, isolated
-from kvtrial.contract import CandidateNotBuilt, shown
+from kvtrial.contract import CandidateNotBuilt
+from kvtrial.contract.arguments import shown
 from kvtrial.host import build, printed
 from kvtrial.run.layout import ConfigError
 
 
 def try_suite(
     name: str, page_tokens: tuple[int, ...], tests: Sequence[str] = (), out: Path | None = None
-) -> dict[str, Any]:
+) -> isolated.Result:
     """Run the suite; a line a test goes to stdout as it ends.
 
     Parameters
@@ -60,7 +60,7 @@ def try_suite(
         )
 
 
-def summary(found: dict[str, Any]) -> str:
+def summary(found: isolated.Result) -> str:
     """``K1: 36 passed, 0 failed, 0 gaps``; that it crashed, and in what."""
     counts = Counter(
         outcome["status"] for sizes in found["outcomes"].values() for outcome in sizes.values()

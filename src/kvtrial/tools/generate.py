@@ -19,8 +19,8 @@ from kvtrial.contract import (
     KVSession,
     KVStore,
     Unsupported,
-    integer,
 )
+from kvtrial.contract.arguments import integer
 from kvtrial.engine.transformer import Model, greedy
 from kvtrial.run import models
 

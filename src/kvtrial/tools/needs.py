@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from kvtrial import candidates
 from kvtrial.engine._weights import packed_nbytes
@@ -19,17 +19,42 @@ from kvtrial.run import models
 _POSITIONS = 4096
 
 
-def of_registered() -> list[dict[str, Any]]:
+class Room(TypedDict):
+    """Of a profile's rows."""
+
+    bytes_a_token: int
+    fits_tokens: int
+
+
+class Need(TypedDict):
+    """Of one model: `of_model`."""
+
+    model: str
+    note: str
+    missing: NotRequired[str]
+    refused: NotRequired[str]
+    architecture: NotRequired[str]
+    synthetic: NotRequired[bool]
+    layers: NotRequired[int]
+    q_heads: NotRequired[int]
+    kv_heads: NotRequired[int]
+    head_dim: NotRequired[int]
+    context_length: NotRequired[int]
+    weight_bytes: NotRequired[int]
+    profiles: NotRequired[dict[str, Room]]
+
+
+def of_registered() -> list[Need]:
     """What each model of config/models.yaml needs."""
     return [of_model(name) for name in models.entries()]
 
 
-def of_model(name_or_path: str) -> dict[str, Any]:
+def of_model(name_or_path: str) -> Need:
     """What one model needs, by name or path.
 
     Returns
     -------
-    dict
+    Need
         ``model``, ``note``, and ``missing`` (what fetches it) or ``refused`` (why it does not run), or else
         ``architecture``, ``synthetic``, ``layers``, ``q_heads``, ``kv_heads``, ``head_dim``, ``context_length``
         (positions), ``weight_bytes`` (in memory), and ``profiles``: by name ``bytes_a_token`` and ``fits_tokens``.
@@ -40,7 +65,8 @@ def of_model(name_or_path: str) -> dict[str, Any]:
         No such name or file.
     """
     known = models.entries().get(name_or_path)
-    told: dict[str, Any] = {"model": name_or_path, "note": (known or {}).get("note", "")}
+    note = known.get("note", "") if known else ""
+    told: Need = {"model": name_or_path, "note": note}
     try:
         path = models.path_of(name_or_path)
     except ModelNotFetched:
@@ -49,21 +75,25 @@ def of_model(name_or_path: str) -> dict[str, Any]:
         return {**told, "missing": f"kvtrial fetch {name_or_path}"}
     try:
         file = read_gguf(path)
-        return told | _of_file(file, ModelConfig.from_gguf(file))
+        return _of_file(told, file, ModelConfig.from_gguf(file))
     except ModelError as error:
         return {**told, "refused": str(error)}
 
 
-def _of_file(file: GgufFile, config: ModelConfig) -> dict[str, Any]:
+def _of_file(told: Need, file: GgufFile, config: ModelConfig) -> Need:
     weight_bytes = sum(
         packed_nbytes(t.kind.name, *t.shape) if len(t.shape) == 2 else t.data.nbytes
         for t in file.tensors.values()
     )
     left = max(0, machine.available_memory_bytes() - weight_bytes)
     return {
+        **told,
         "architecture": config.architecture.name,
         "synthetic": is_synthetic(file),
-        **config.store_shape,
+        "layers": config.layers,
+        "q_heads": config.q_heads,
+        "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim,
         "context_length": config.context_length,
         "weight_bytes": weight_bytes,
         "profiles": {
@@ -87,12 +117,12 @@ def _bytes_a_token(config: ModelConfig) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def render(told: list[dict[str, Any]]) -> str:
+def render(told: list[Need]) -> str:
     """As text of at most 80 columns, a paragraph a model; messages of files that are refused are as they are."""
     return "\n".join("\n".join(_lines(one)) for one in told)
 
 
-def _lines(one: dict[str, Any]) -> list[str]:
+def _lines(one: Need) -> list[str]:
     note = textwrap.wrap(one["note"], 80, initial_indent="  ", subsequent_indent="  ")
     lines = [one["model"], *note]
     if "missing" in one:

@@ -28,7 +28,8 @@ from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-from kvtrial.contract import CandidateNotBuilt, UnknownCandidate, shown
+from kvtrial.contract import CandidateNotBuilt, UnknownCandidate
+from kvtrial.contract.arguments import shown
 from kvtrial.host import build, paths
 from kvtrial.measure.baton import INTERFACE
 from kvtrial.measure.exclusive import exclusive

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from kvtrial import candidates
-from kvtrial.contract import FP32, Candidate, shown
+from kvtrial.contract import FP32, Candidate
+from kvtrial.contract.arguments import shown
 from kvtrial.host import paths
 from kvtrial.host.files import is_file
 from kvtrial.run import protocol

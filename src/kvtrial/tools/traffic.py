@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
 from kvtrial.run.layout import ConfigError
 
 #: Key of a line → least and largest value, and what holds where it is left out (None: it is required).

@@ -2,20 +2,75 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from kvtrial.decision import labels
+from kvtrial.decision.contrasts import ContrastRow
 from kvtrial.host import printed
 from kvtrial.show import answers, tables
 
 
-def sound(document: dict[str, Any]) -> bool:
+class Suite(TypedDict):
+    """What the conformance suite says, with the words of each failure."""
+
+    passed: bool
+    passed_tests: int
+    failed: dict[str, str]
+    gaps: list[str]
+    crash: str
+
+
+class Part(ContrastRow):
+    """The contrast of the two arms, and figures of each."""
+
+    arms: dict[str, dict[str, float | None]]
+
+
+class Decode(Part):
+    """Whole decodes; how the logits agree: ``kld``, ``top1``, ``shift`` and ``bitwise``."""
+
+    agreement: dict[str, Any]
+
+
+class Figures(TypedDict):
+    """What came out at a context."""
+
+    decode: Decode
+    attention: Part
+    failed: list[str]
+    void_blocks: int
+
+
+class TriedCell(Figures):
+    """The same with its context, in positions."""
+
+    context: int
+
+
+class Tried(TypedDict):
+    """What `kvtrial.tools.trying.measure` returns."""
+
+    candidate: str
+    against: str
+    ref: str | None
+    commit: str | None
+    layouts_differ: bool
+    model: str
+    synthetic: bool
+    context_length: int
+    threads: int
+    conformance: Suite
+    cells: list[TriedCell]
+    note: str
+
+
+def sound(document: Tried) -> bool:
     """Whether the candidate passed the suite and could be measured at every context."""
     timed = all(cell["decode"]["ratio"] is not None for cell in document["cells"])
     return bool(document["conformance"]["passed"]) and timed
 
 
-def slower(document: dict[str, Any], limit: float) -> list[int]:
+def slower(document: Tried, limit: float) -> list[int]:
     """Contexts at which the whole interval lies below ``limit``: of the decode, or of its attention.
 
     Attention is a part of the decode: what slows a kernel by 5% slows a short context's step by much less.
@@ -24,20 +79,20 @@ def slower(document: dict[str, Any], limit: float) -> list[int]:
         cell["context"]
         for cell in document["cells"]
         if any(
-            part["ratio"] is not None and part["ci95"][1] < limit
+            part["ci95"] is not None and part["ci95"][1] < limit
             for part in (cell["decode"], cell["attention"])
         )
     ]
 
 
-def _positions(document: dict[str, Any], cell: dict[str, Any]) -> str:
+def _positions(document: Tried, cell: TriedCell) -> str:
     return labels.of_context(cell["context"], document["context_length"])
 
 
-def sentence(document: dict[str, Any], cell: dict[str, Any]) -> str:
+def sentence(document: Tried, cell: TriedCell) -> str:
     """The result at a context: ``MINE is 1.08x K1 at 4,096 [1.06, 1.10]: faster``."""
     name, against, decode = document["candidate"], document["against"], cell["decode"]
-    if decode["ratio"] is None:
+    if decode["ci95"] is None:
         return f"{name} at {_positions(document, cell)}: no interval, {decode['problem']}"
     low, high = decode["ci95"]
     reading = "no difference is shown"
@@ -53,7 +108,7 @@ def sentence(document: dict[str, Any], cell: dict[str, Any]) -> str:
 
 
 #: Column of the table → the figure of an arm at a context: of its decode, then of its attention alone.
-_COLUMNS = {
+_COLUMNS: dict[str, tuple[Literal["decode", "attention"], str]] = {
     "tokens/s": ("decode", "tokens_per_s"),
     "p50 ms": ("decode", "step_ms_p50"),
     "p95 ms": ("decode", "step_ms_p95"),
@@ -62,7 +117,7 @@ _COLUMNS = {
 }
 
 
-def rows(document: dict[str, Any]) -> list[dict[str, str]]:
+def rows(document: Tried) -> list[dict[str, str]]:
     """Context, store and the figures of `_COLUMNS`, as text; without columns that nobody has."""
     found = [
         {
@@ -80,7 +135,7 @@ def rows(document: dict[str, Any]) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k not in empty} for row in found]
 
 
-def _title(document: dict[str, Any]) -> str:
+def _title(document: Tried) -> str:
     model = document["model"] + (" (synthetic weights)" if document["synthetic"] else "")
     ref = f" ({document['ref']})" if document["ref"] else ""
     pair = (
@@ -90,20 +145,20 @@ def _title(document: dict[str, Any]) -> str:
     return f"{pair}, {model}{threads}"
 
 
-def _suite(document: dict[str, Any]) -> str:
+def _suite(document: Tried) -> str:
     suite = document["conformance"]
     word = f"conformance: {suite['passed_tests']} passed, {len(suite['failed'])} failed"
     return word + (f"; {suite['crash']}" if suite["crash"] else "")
 
 
-def _troubles(document: dict[str, Any]) -> list[str]:
+def _troubles(document: Tried) -> list[str]:
     """What failed: checks of the suite, then arms."""
     suite = document["conformance"]
     found = [f"{test}: {why}" for test, why in suite["failed"].items()]
     return found + [f"failed: {text}" for cell in document["cells"] for text in cell["failed"]]
 
 
-def render(document: dict[str, Any]) -> Any:
+def render(document: Tried) -> Any:
     """The document as rich text, worst news first and the result last."""
     from rich.console import Group
     from rich.text import Text
@@ -121,12 +176,12 @@ def render(document: dict[str, Any]) -> Any:
     return Group(*parts)
 
 
-def _past_trained(document: dict[str, Any]) -> str:
+def _past_trained(document: Tried) -> str:
     contexts = [cell["context"] for cell in document["cells"]]
     return labels.past_trained(contexts, document["context_length"])
 
 
-def _details(document: dict[str, Any], cell: dict[str, Any]) -> list[str]:
+def _details(document: Tried, cell: TriedCell) -> list[str]:
     """What else was seen at a context."""
     attention, decode = cell["attention"], cell["decode"]
     agreement, against = decode["agreement"], document["against"]
@@ -153,7 +208,7 @@ def _details(document: dict[str, Any], cell: dict[str, Any]) -> list[str]:
     return [f"{cell['context']:,}: {text}" for text in found]
 
 
-def markdown(document: dict[str, Any]) -> str:
+def markdown(document: Tried) -> str:
     """The same for a pull request: the sentences, then the table."""
     lines = [f"**{sentence(document, cell)}**" for cell in document["cells"]]
     lines += ["", _title(document), "", _suite(document)]

@@ -28,9 +28,11 @@ from kvtrial.decision import output, validity
 from kvtrial.decision.contrasts import Contrast, Measured, contrast, contrast_of, digits
 from kvtrial.host import build, machine, paths, printed, selection, shapes
 from kvtrial.host.files import write_text
+from kvtrial.host.records import plain
 from kvtrial.measure import figures
 from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan
+from kvtrial.measure.specs import BlockSpec
 from kvtrial.measure.stores import shape_of
 from kvtrial.registration import Cell, Protocol
 from kvtrial.run import corpus, events, models, protocol
@@ -38,9 +40,19 @@ from kvtrial.run.layout import ConfigError
 from kvtrial.stages import conformance as suite
 from kvtrial.stages import m1, m2
 from kvtrial.stages import workload as snapshots
-from kvtrial.stages.common import Block, CellRun, Stage, Work, planned, run_cells
+from kvtrial.stages.common import (
+    Block,
+    CellRun,
+    Stage,
+    TrialModel,
+    Work,
+    Workload,
+    planned,
+    run_cells,
+)
 from kvtrial.stages.progress import Progress
 from kvtrial.tools.ref_build import RefBuild, at_ref
+from kvtrial.tools.tried import Figures, Suite, Tried
 
 #: Blocks of the decode: first, and at most, by their spread; and what they are to reach, of the log ratio.
 FIRST_BLOCKS, MOST_BLOCKS, HALF_WIDTH = 6, 16, 0.02
@@ -97,7 +109,7 @@ def measure(
     contexts: Sequence[int] = (),
     threads: int = 1,
     count: int | None = None,
-) -> dict[str, Any]:
+) -> Tried:
     """Try a candidate; about a minute and a half at the registered context.
 
     Parameters
@@ -119,7 +131,7 @@ def measure(
 
     Returns
     -------
-    dict
+    Tried
         JSON-safe: ``conformance``, what it is of, and ``cells``: for each context ``decode``, ``attention``,
         ``failed`` and ``void_blocks``. With a ref ``ref`` and ``commit`` name it, and ``attention`` is that within
         the decode; else both are None, and it was timed alone.
@@ -157,7 +169,7 @@ def measure(
             name="m1",
             run_dir=Path(folder) / "run",
             gguf=gguf,
-            model={"name": gguf.stem, "sha256": models.sha256(gguf)},
+            model=TrialModel(gguf.stem, models.sha256(gguf)),
             profile="default",
             usable_cpus=machine.usable_cpus(),
             protocol={
@@ -181,8 +193,8 @@ def measure(
     return {
         "candidate": name,
         "against": pair.against,
-        "ref": pair.built and pair.built.ref,
-        "commit": pair.built and pair.built.commit,
+        "ref": pair.built.ref if pair.built else None,
+        "commit": pair.built.commit if pair.built else None,
         "layouts_differ": pair.layouts_differ,
         "model": gguf.stem,
         "synthetic": bool(loaded.synthetic),
@@ -227,7 +239,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _conformance(stage: Stage, name: str, parts: int) -> dict[str, Any]:
+def _conformance(stage: Stage, name: str, parts: int) -> Suite:
     """What the suite says, with the words of each failure."""
     _say(f"1 of {parts}: conformance of {name}")
     out = stage.run_dir / "conformance" / f"{name}.json"
@@ -255,7 +267,7 @@ def _conformance(stage: Stage, name: str, parts: int) -> dict[str, Any]:
 def _fill(stage: Stage, cells: list[Cell], model: Any, texts: list[list[int]]) -> None:
     """Name the snapshots of the filled contexts in ``workload.json``, made now where no run has them."""
     facts = snapshots.facts(stage.model, stage.protocol["page_tokens"])
-    base = paths.results_dir() / "workloads" / stage.model["name"]
+    base = paths.results_dir() / "workloads" / stage.model.name
     found = {}
     for cell, ids in zip(cells, texts):
         context = cell["context"]
@@ -270,8 +282,8 @@ def _fill(stage: Stage, cells: list[Cell], model: Any, texts: list[list[int]]) -
                 snapshots.prefill(model, ids, {context: folder}, facts, page_tokens, report)
                 progress.done("the context")
         found[str(context)] = [str(folder.resolve())]
-    document = {"shape": shape_of(model), "snapshots": found, "skipped": {}}
-    write_text(stage.run_dir / "workload.json", json.dumps(document))
+    filled = Workload(shape=shape_of(model), snapshots=found, skipped={})
+    write_text(stage.run_dir / "workload.json", json.dumps(plain(filled)))
 
 
 def _attention(stage: Stage, cells: list[Cell]) -> None:
@@ -296,7 +308,7 @@ def _decode(stage: Stage, cells: list[Cell], plan: SamplingPlan, pair: Pair) -> 
         _run([CellRun(stage, attempt, work, cell, plan) for cell in cells], "decode", BLOCK_S)
 
 
-def _two_builds(stage: Stage, block: Block, pair: Pair) -> dict[str, Any]:
+def _two_builds(stage: Stage, block: Block, pair: Pair) -> BlockSpec:
     """What the two processes of a block are told: that of ``m2``, each with an interpreter of its own.
 
     Both keep to one CPU where a decode has one thread: two CPUs of one machine are not equally fast while others
@@ -305,14 +317,14 @@ def _two_builds(stage: Stage, block: Block, pair: Pair) -> dict[str, Any]:
     assert pair.built is not None
     cpus = machine.affinity()
     alone = block.cell["threads"] == 1 and hasattr(os, "sched_setaffinity")
-    return {
-        **m2.block_spec(stage, block, pair.arms, slow=[]),
-        "stands_for": {pair.against: pair.built.candidate},
-        "pythons": {pair.against: pair.built.python, pair.name: sys.executable},
-        "cpu": cpus[block.number % len(cpus)] if alone else None,
-        "compare": False,  # logits are in two processes: their hashes are compared
-        "alone_steps": 0,
-    }
+    return dataclasses.replace(
+        m2.block_spec(stage, block, pair.arms, slow=[]),
+        stands_for={pair.against: pair.built.candidate},
+        pythons={pair.against: pair.built.python, pair.name: sys.executable},
+        cpu=cpus[block.number % len(cpus)] if alone else None,
+        compare=False,  # logits are in two processes: their hashes are compared
+        alone_steps=0,
+    )
 
 
 def _run(runs: list[CellRun], title: str, seconds: float) -> None:
@@ -345,7 +357,7 @@ _FRACTIONS = ("unique_gb_per_s", "ceiling_fraction")
 _AGREEMENT = ("kld", "top1", "shift")
 
 
-def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> dict[str, Any]:
+def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> Figures:
     table, registered = events.read_run(stage.run_dir), stage.protocol
     judged = validity.judge(table, registered)
     rows = judged.valid_rows
@@ -380,7 +392,7 @@ def _results(stage: Stage, cell: Cell, pair: Pair, plan: SamplingPlan) -> dict[s
 
 def _alone(stage: Stage, cell: Cell, pair: Pair, measured: Measured) -> Contrast:
     """The contrast of one attention region, as in ``m1``."""
-    shape = shapes.name_of(stage.workload["shape"])
+    shape = shapes.name_of(stage.workload.shape)
     times = {
         arm: measured.attention_ms(cell, arm, shape) if shape in measured.shapes else {}
         for arm in pair.arms
@@ -402,9 +414,9 @@ def _bitwise(rows: pd.DataFrame, pair: Pair) -> bool | None:
     return None if None in found else found[0] == found[1]
 
 
-def _untimed(why: str, pair: Pair) -> dict[str, Any]:
+def _untimed(why: str, pair: Pair) -> Figures:
     """The same without any measurement."""
-    nothing = {"ratio": None, "ci95": None, "n_blocks": 0, "problem": f"it was not timed: {why}"}
+    nothing = Contrast(None, None, 0, f"it was not timed: {why}").as_json()
     return {
         "decode": {
             **nothing,

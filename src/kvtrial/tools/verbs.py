@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtrial.contract import shown
+from kvtrial.contract.arguments import shown
+from kvtrial.decision.document import Document
 from kvtrial.host import paths, printed
 from kvtrial.host.files import is_dir
 from kvtrial.run import layout
@@ -77,7 +78,7 @@ def _show_so_far(run_dir: Path, full: bool, as_json: bool) -> int:
     return EXIT_INCONCLUSIVE
 
 
-def _code(verdict: dict[str, Any]) -> int:
+def _code(verdict: Document) -> int:
     """0 for a verdict that decides what to run and which language, else `EXIT_INCONCLUSIVE`."""
     from kvtrial.decision.verdict import Verdict
 

@@ -23,14 +23,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from kvtrial.contract import (
-    CANDIDATE_NAME,
-    CandidateNotBuilt,
-    InvalidArgument,
-    KVError,
-    Profile,
-    shown,
-)
+from kvtrial.contract import CANDIDATE_NAME, CandidateNotBuilt, InvalidArgument, KVError, Profile
+from kvtrial.contract.arguments import shown
 
 GROUP = "kvtrial.formats"
 

@@ -1,9 +1,8 @@
 """The crash matrix: writers that are killed, disks that fail, files that are damaged; then it is looked
 at what is left.
 
-``python -m kvtrial.measure.cold.crash SPEC.json OUT.json`` with SPEC: candidates (of Z1, Z2), folder (an
-empty one on the disk in question), rounds (kills per store; of each other fault a fifth of that), seed.
-Each round is one fault, at a place drawn by chance, in `FAULTS`. Afterwards, whatever happened:
+``python -m kvtrial.measure.cold.crash SPEC.json OUT.json`` with a `CrashSpec`. Each round is one fault, at a
+place drawn by chance, in `FAULTS`. Afterwards, whatever happened:
 
 - every acknowledged batch of every sequence that was not deleted is there, bitwise;
 - nothing that was acknowledged as deleted is back;
@@ -32,7 +31,7 @@ from typing import Any
 
 from kvtrial.cold import ColdStore, open_cold, segments
 from kvtrial.cold.errors import ColdError, StoreLocked, StorePoisoned
-from kvtrial.measure.child import Row, Spec, main
+from kvtrial.measure.child import Row, main
 from kvtrial.measure.cold import faults
 from kvtrial.measure.cold.aftermath import (
     LIVES,
@@ -50,6 +49,7 @@ from kvtrial.measure.cold.aftermath import (
     write_some,
 )
 from kvtrial.measure.cold.pattern import PatternStore
+from kvtrial.measure.specs import CrashSpec
 
 #: A writer is killed within this many seconds.
 KILL_WITHIN_S = 0.2
@@ -446,23 +446,23 @@ def syncs_of_batches(kind: str, folder: Path, batches: int) -> list[int]:
     return [after - before for before, after in itertools.pairwise(counts)]
 
 
-def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+def measure(spec: CrashSpec, note: Callable[[str], None]) -> list[Row]:
     """Rows of the matrix: ``cold/crash_recovered`` is 1 for a round in which every promise was kept."""
     rows: list[Row] = []
-    for kind in spec["candidates"]:
+    for kind in spec.candidates:
         note(kind)
-        folder = Path(spec["folder"]) / kind
+        folder = Path(spec.folder) / kind
         for name, (_, needs_faults) in FAULTS.items():
             if needs_faults and not faults.available():
                 text = f"{name}: not run, the failing disk needs Linux and glibc"
                 rows.append({"candidate": kind, "metric": "cold/crash_left_out", "text": text})
                 continue
-            rounds = spec["rounds"] if name == "kill" else max(1, spec["rounds"] // 5)
-            rows += rows_of(name, kind, rounds_of(name, kind, folder, rounds, spec["seed"]))
+            rounds = spec.rounds if name == "kill" else max(1, spec.rounds // 5)
+            rows += rows_of(name, kind, rounds_of(name, kind, folder, rounds, spec.seed))
         if faults.available():
             rows += [
                 {"candidate": kind, "metric": "cold/fsyncs_per_batch", "index": i, "value": n}
-                for i, n in enumerate(syncs_of_batches(kind, folder, spec["batches"]))
+                for i, n in enumerate(syncs_of_batches(kind, folder, spec.batches))
             ]
     return rows
 
@@ -485,4 +485,4 @@ def rows_of(name: str, kind: str, results: list[Crash]) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main(measure, sys.argv)
+    main(CrashSpec, measure, sys.argv)

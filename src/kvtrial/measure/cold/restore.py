@@ -1,23 +1,7 @@
 """The cold tier measured: one block, a fresh process in which Z1, Z2 and a plain file do the same work,
 and the model computes what they restore.
 
-``python -m kvtrial.measure.cold.restore SPEC.json OUT.json`` with SPEC:
-
-==============  ====================================================================================
-candidates      of "Z1", "Z2", "plain" and "recompute"
-order           those of this block, in their order
-folder          an empty folder on the disk to be measured
-snapshot        folder of a filled context
-store           name of the hot store whose pages travel
-shape           layers, q_heads, kv_heads, head_dim
-model_sha256    of the model's file, and the name of the snapshot's workload
-page_tokens     P
-prefix_tokens   rows that are spilled and restored
-batches         batches of the spill, each with one sync
-repetitions     warm restores
-gguf            the model's file, for "recompute"
-recompute_tokens  up to which a prefill is measured
-==============  ====================================================================================
+``python -m kvtrial.measure.cold.restore SPEC.json OUT.json`` with a `RestoreSpec`.
 
 All arms write the same pages in as many batches with as many syncs, and read them into the same pages
 of one pool, which were written to before (no page fault is measured), each by one thread. The baseline
@@ -43,31 +27,32 @@ from kvtrial.cold import Identity, disk, open_cold
 from kvtrial.cold.store import ColdStore
 from kvtrial.contract import I64, KVSession, KVStore
 from kvtrial.measure import clock
-from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
+from kvtrial.measure.child import Row, failed_row, main, no_collection
 from kvtrial.measure.cold import pagecache
+from kvtrial.measure.specs import RestoreSpec
 from kvtrial.measure.stores import Snapshot, fill, opened
 
 #: Of the files' pages; above it the cache counts as not dropped, and no cold time is given.
 EVICTED = 0.01
 
 
-def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+def measure(spec: RestoreSpec, note: Callable[[str], None]) -> list[Row]:
     """All rows of the block."""
-    snapshot = Snapshot.open(spec["snapshot"])
+    snapshot = Snapshot.open(spec.snapshot)
     rows: list[Row] = []
     with opened(
-        spec["store"],
-        spec["shape"],
-        tokens=spec["prefix_tokens"],
+        spec.store,
+        spec.shape,
+        tokens=spec.prefix_tokens,
         sessions=2,
-        page_tokens=spec["page_tokens"],
+        page_tokens=spec.page_tokens,
     ) as (store, (source, target)):
         for session in (source, target):  # the target too: its pages are touched from here on
-            fill(session, snapshot, spec["prefix_tokens"])
+            fill(session, snapshot, spec.prefix_tokens)
         target.close()
-        for place, name in enumerate(n for n in spec["order"] if n in spec["candidates"]):
+        for place, name in enumerate(n for n in spec.order if n in spec.candidates):
             note(name)
-            folder = Path(spec["folder"]) / name
+            folder = Path(spec.folder) / name
             columns = {"candidate": name, "place": place}
             shutil.rmtree(folder, ignore_errors=True)
             try:
@@ -90,20 +75,20 @@ class _ColdArm:
     prefix = "restore"
 
     def __init__(
-        self, kind: str, folder: Path, store: KVStore, source: KVSession, spec: Spec
+        self, kind: str, folder: Path, store: KVStore, source: KVSession, spec: RestoreSpec
     ) -> None:
         self.folder = folder
         self._kind = kind
         self._hot = store
         self._source = source
-        self._batches = spec["batches"]
+        self._batches = spec.batches
         # What the tokens are has no influence; they only have to be known again.
-        self._tokens: I64 = np.arange(spec["prefix_tokens"], dtype=np.int64)
+        self._tokens: I64 = np.arange(spec.prefix_tokens, dtype=np.int64)
         self._identity = Identity.of(
             store,
-            model_sha256=spec["model_sha256"],
+            model_sha256=spec.model_sha256,
             rope_base=1.0,
-            activations=spec["activations"],
+            activations=spec.activations,
         )
         self._cold: ColdStore | None = None
 
@@ -186,13 +171,13 @@ class _PlainArm:
     prefix = "plain_read"
 
     def __init__(
-        self, name: str, folder: Path, store: KVStore, source: KVSession, spec: Spec
+        self, name: str, folder: Path, store: KVStore, source: KVSession, spec: RestoreSpec
     ) -> None:
         self.folder = folder
         self._hot = store
-        self._batches = spec["batches"]
+        self._batches = spec.batches
         layers = range(store.spec.layers)
-        n = -(-spec["prefix_tokens"] // spec["page_tokens"])
+        n = -(-spec.prefix_tokens // spec.page_tokens)
         self._pages = [
             [_present(source.page_bytes(layer, i)) for layer in layers] for i in range(n)
         ]
@@ -258,9 +243,9 @@ def contexts(prefix_tokens: int, page_tokens: int) -> list[int]:
     return [*prefixes, prefix_tokens]
 
 
-def _measure_arm(arm: _ColdArm | _PlainArm, spec: Spec) -> list[Row]:
+def _measure_arm(arm: _ColdArm | _PlainArm, spec: RestoreSpec) -> list[Row]:
     rows: list[Row] = []
-    prefix = spec["prefix_tokens"]
+    prefix = spec.prefix_tokens
 
     def add(metric: str, value: float | None, index: int = 0, **columns: int) -> None:
         if value is not None:
@@ -289,17 +274,17 @@ def _measure_arm(arm: _ColdArm | _PlainArm, spec: Spec) -> list[Row]:
         index_bytes = arm.index_bytes()
         add("index_mb", None if index_bytes is None else index_bytes / 1e6)
         arm.read(prefix)  # fills the page cache
-        for index in range(spec["repetitions"]):
+        for index in range(spec.repetitions):
             add(f"{arm.prefix}_warm_ms", arm.read(prefix) / 1e6, index)
         if isinstance(arm, _ColdArm):
             for metric, ms in arm.parts().items():
                 add(metric, ms)
-        for rows_read in contexts(prefix, spec["page_tokens"])[:-1]:
+        for rows_read in contexts(prefix, spec.page_tokens)[:-1]:
             add(f"{arm.prefix}_warm_ms", arm.read(rows_read) / 1e6, context=rows_read)
     finally:
         arm.close()
 
-    for rows_read in contexts(prefix, spec["page_tokens"]):
+    for rows_read in contexts(prefix, spec.page_tokens):
         at = {} if rows_read == prefix else {"context": rows_read}
         arm.open()
         try:
@@ -323,13 +308,13 @@ def _measure_arm(arm: _ColdArm | _PlainArm, spec: Spec) -> list[Row]:
     return rows
 
 
-def _recompute(store: KVStore, spec: Spec) -> list[Row]:
+def _recompute(store: KVStore, spec: RestoreSpec) -> list[Row]:
     """Prefills of the snapshot's own tokens, each into an empty session; the first one warms up."""
-    model = engine.load(spec["gguf"])
-    tokens = json.loads((Path(spec["snapshot"]) / "tokens.json").read_text(encoding="utf-8"))["ids"]
+    model = engine.load(spec.gguf)
+    tokens = json.loads((Path(spec.snapshot) / "tokens.json").read_text(encoding="utf-8"))["ids"]
     rows: list[Row] = []
-    lengths = contexts(spec["prefix_tokens"], spec["page_tokens"])
-    for n in [lengths[0], *(n for n in lengths if n <= spec["recompute_tokens"])]:
+    lengths = contexts(spec.prefix_tokens, spec.page_tokens)
+    for n in [lengths[0], *(n for n in lengths if n <= spec.recompute_tokens)]:
         session = store.open_session()
         try:
             start = clock.now_ns()
@@ -352,4 +337,4 @@ def _bytes_written() -> int | None:
 
 
 if __name__ == "__main__":
-    main(measure, sys.argv)
+    main(RestoreSpec, measure, sys.argv)

@@ -1,4 +1,4 @@
-"""Attention alone by PyTorch, ONNX Runtime and OpenVINO: the work of `kvtrial.measure.attention`, and its SPEC.
+"""Attention alone by PyTorch, ONNX Runtime and OpenVINO: the work of `kvtrial.measure.attention`, and its spec.
 
 ``python -m kvtrial.measure.peers.attention SPEC.json OUT.json``
 
@@ -26,9 +26,10 @@ from kvtrial.measure.attention import (
     room_bytes,
     rotation,
 )
-from kvtrial.measure.child import Row, Spec, failed_row, main
+from kvtrial.measure.child import Row, failed_row, main
 from kvtrial.measure.peers.programs import PEERS
 from kvtrial.measure.peers.rows import swapped
+from kvtrial.measure.specs import AttentionSpec
 from kvtrial.measure.stores import Snapshot
 
 #: Largest difference from the oracle, as a share of the largest value.
@@ -75,14 +76,14 @@ class TorchAttention:
         out[:] = result[0, :, 0].numpy()
 
 
-def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+def measure(spec: AttentionSpec, note: Callable[[str], None]) -> list[Row]:
     """Times of every arm, interleaved where there are several."""
-    snapshot = Snapshot.open(spec["snapshots"][0])
+    snapshot = Snapshot.open(spec.snapshots[0])
     queries = queries_of(spec)
     rows: list[Row] = []
     arms: dict[str, Arm] = {}
     room = room_bytes(spec)
-    for name in spec["candidates"]:
+    for name in spec.candidates:
         note(name)
         try:
             arms[name] = _open_arm(name, snapshot, queries[0], spec, room)
@@ -91,14 +92,14 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     return rows + interleave(arms, queries, spec, note)
 
 
-def _open_arm(name: str, snapshot: Snapshot, query: F32, spec: Spec, room: float) -> Arm:
+def _open_arm(name: str, snapshot: Snapshot, query: F32, spec: AttentionSpec, room: float) -> Arm:
     """As many sessions as fill the rotation, each with its own copy of the rows."""
     n_bytes = 2 * snapshot.k[0].nbytes
     layers, count = rotation(spec, n_bytes, n_bytes, room)
     turns = np.arange(layers) % len(snapshot.k)
     k, v = snapshot.k[turns], snapshot.v[turns]
 
-    peer, q_heads, threads = PEERS[name], spec["shape"]["q_heads"], spec["threads"]
+    peer, q_heads, threads = PEERS[name], spec.shape["q_heads"], spec.threads
 
     def session() -> Peer:
         if peer.program == "torch":
@@ -122,4 +123,4 @@ def _open_arm(name: str, snapshot: Snapshot, query: F32, spec: Spec, room: float
 
 
 if __name__ == "__main__":
-    main(measure, sys.argv)
+    main(AttentionSpec, measure, sys.argv)

@@ -1,14 +1,6 @@
 """Prefill by our engine: the time from a prompt to the logits after it.
 
-``python -m kvtrial.measure.peers.prefill SPEC.json OUT.json`` with SPEC:
-
-============  ======================================================================================
-gguf          path of the model
-candidates    names
-ids           tokens of the prompt
-threads       of BLAS and of the stores
-page_tokens   P
-============  ======================================================================================
+``python -m kvtrial.measure.peers.prefill SPEC.json OUT.json`` with a `PrefillSpec`.
 
 A few tokens are prefilled first and forgotten: they bring weights and code into memory.
 """
@@ -20,16 +12,17 @@ from collections.abc import Callable
 
 from kvtrial import engine
 from kvtrial.measure import clock
-from kvtrial.measure.child import Row, Spec, failed_row, main, no_collection
+from kvtrial.measure.child import Row, failed_row, main, no_collection
+from kvtrial.measure.specs import PrefillSpec
 from kvtrial.measure.stores import opened, shape_of
 
 WARMUP_TOKENS = 32
 
 
-def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
+def measure(spec: PrefillSpec, note: Callable[[str], None]) -> list[Row]:
     """The time that each candidate takes for the prompt."""
-    model = engine.load(spec["gguf"])
-    ids, threads = spec["ids"], spec["threads"]
+    model = engine.load(spec.gguf)
+    ids, threads = spec.ids, spec.threads
 
     def arm(name: str) -> int:
         with opened(
@@ -37,7 +30,7 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
             shape_of(model),
             tokens=len(ids),
             sessions=2,
-            page_tokens=spec["page_tokens"],
+            page_tokens=spec.page_tokens,
             threads=threads,
         ) as (_, (warm, session)):
             model.prefill(warm, ids[:WARMUP_TOKENS], threads=threads)
@@ -46,10 +39,10 @@ def measure(spec: Spec, note: Callable[[str], None]) -> list[Row]:
     return each(spec, note, arm)
 
 
-def each(spec: Spec, note: Callable[[str], None], arm: Callable[[str], int]) -> list[Row]:
+def each(spec: PrefillSpec, note: Callable[[str], None], arm: Callable[[str], int]) -> list[Row]:
     """Rows of ``arm(name)``, nanoseconds, for every candidate; one that raises costs its own row."""
     rows: list[Row] = []
-    for place, name in enumerate(spec["candidates"]):
+    for place, name in enumerate(spec.candidates):
         note(name)
         columns = {"candidate": name, "place": place}
         try:
@@ -68,4 +61,4 @@ def timed(work: Callable[[], object]) -> int:
 
 
 if __name__ == "__main__":
-    main(measure, sys.argv)
+    main(PrefillSpec, measure, sys.argv)

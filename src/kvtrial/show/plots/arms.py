@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvtrial.decision.document import Document
 from kvtrial.show import answers
 from kvtrial.show.plots import style
 
@@ -24,7 +25,7 @@ CAPTION = (
 _SLOW = 2.5
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     """One row an arm, the fastest on top; one panel a context."""
     primary = answers.primary_context(verdict)
     measured = [arm for arm in answers.arms(verdict) if _rate(arm, primary)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvtrial.decision.document import Document
 from kvtrial.show.plots import style
 
 TITLE = "Step latency"
@@ -18,7 +17,7 @@ CAPTION = (
 )
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     """One curve an arm, one panel a context."""
     # The stages `aa` and `control` measure such steps too, of arms that are no pair of these.
     rows = events[

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvtrial.decision.document import Document
 from kvtrial.show import answers
 from kvtrial.show.plots import style
 
@@ -23,7 +22,7 @@ CAPTION = (
 _LOOKS = {"as_measured": ("#D55E00", "o"), "all_equal": ("#0072B2", "s")}
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     """One line an arrangement of the incumbents."""
     rates = verdict["error_rates"]
     if rates["arrangements"] is None:

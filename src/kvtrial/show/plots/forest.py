@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvtrial.decision import labels
+from kvtrial.decision.document import Document, Shown
 from kvtrial.show.plots import style
 
 TITLE = "The pairs that decide"
@@ -30,7 +31,7 @@ _ROLES = ("primary", "veto")
 _EDGES = {"language": ("adopt_lower_bound", "#D55E00"), "run": ("run_lower_bound", "#0072B2")}
 
 
-def pairs(verdict: dict[str, Any]) -> list[dict[str, Any]]:
+def pairs(verdict: Document) -> list[dict[str, Any]]:
     """The rows: ``top``, ``bottom``, the ``rule`` that asks, and by context the ratio with its interval."""
     run, language = verdict["run"], verdict["language"]
     asked = [
@@ -70,7 +71,7 @@ def _is_far(row: dict[str, Any]) -> bool:
     return max(ratios) > _FAR or min(ratios) < 1 / _FAR
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Shown, events: pd.DataFrame) -> Figure | None:
     """One row a pair, one panel a deciding cell, the primary one first.
 
     ``verdict["decision"]``: the protocol's rules, for what a lower bound has to reach.

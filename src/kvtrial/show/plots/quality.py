@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvtrial.decision.document import Document
 from kvtrial.show.plots import style
 
 TITLE = "Quality, bytes and speed"
@@ -17,7 +16,7 @@ CAPTION = (
 )
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     """One mark an arm of reduced precision; its label has what its colour says."""
     shown = []
     for row in verdict["run"]["profiles"]:

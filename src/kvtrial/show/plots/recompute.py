@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvtrial.decision.document import Document
 from kvtrial.show.plots import style
 
 TITLE = "Restore against recompute"
@@ -19,7 +18,7 @@ CAPTION = (
 _CACHES = {"warm": ("page cache warm", "-"), "cold": ("page cache dropped", "--")}
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     """One line for the prefill, one for each store and page cache."""
     table = verdict["cold"].get("recompute")
     if not table:

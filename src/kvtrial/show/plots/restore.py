@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvtrial.decision.document import Document
 from kvtrial.show.plots import style
 
 TITLE = "Cold restore"
@@ -21,7 +20,7 @@ _KINDS = (
 )
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     """Dots by store, one panel warm, one cold."""
     drawn_metrics = [f"cold/{metric}" for kind in _KINDS for metric in kind[:2]]
     rows = events[(events["stage"] == "cold_tier") & events["metric"].isin(drawn_metrics)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvtrial.decision.document import Document
 from kvtrial.host import shapes
 from kvtrial.show.plots import style
 
@@ -31,7 +30,7 @@ _CEILINGS = (
 _APART = 1.045
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     """One panel a context and number of threads; dots by arm and head shape."""
     events = events[events["stage"] == "m1"]
     dots = points(events)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvtrial.decision.document import Document
 from kvtrial.show.plots import style
 
 TITLE = "Scaling with context"
@@ -16,7 +15,7 @@ CAPTION = (
 )
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     """One line an arm."""
     arms = [
         a

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from kvtrial.decision import labels
+from kvtrial.decision.document import Document
 from kvtrial.show.plots import style
 
 TITLE = "Where the difference comes from"
@@ -22,7 +21,7 @@ CAPTION = (
 _SHADES = (("#2F8DC4", "o"), ("#D55E00", "s"), ("#332288", "^"), ("#000000", "D"))
 
 
-def draw(verdict: dict[str, Any], events: pd.DataFrame) -> Figure | None:
+def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     """One row a hypothesis, one marker a context, one panel for decode and for each head shape."""
     rows = [
         h

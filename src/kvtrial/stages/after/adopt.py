@@ -20,6 +20,7 @@ import jinja2
 import yaml
 
 from kvtrial.decision import labels
+from kvtrial.decision.document import Document
 from kvtrial.host import machine, paths
 from kvtrial.host.files import write_text
 from kvtrial.run import protocol
@@ -45,7 +46,7 @@ class NothingToAdopt(ValueError):
     the default; the message says what to do."""
 
 
-def entry(verdict: dict[str, Any], *, store: str = "", force: bool = False) -> Entry:
+def entry(verdict: Document, *, store: str = "", force: bool = False) -> Entry:
     """What config/selection.yaml says for the verdict's machine class and head shape.
 
     Parameters
@@ -90,7 +91,7 @@ def entry(verdict: dict[str, Any], *, store: str = "", force: bool = False) -> E
     }
 
 
-def _weak(verdict: dict[str, Any]) -> str:
+def _weak(verdict: Document) -> str:
     """Why a verdict should not be obeyed, or nothing."""
     if verdict["synthetic"]:
         return (
@@ -101,7 +102,7 @@ def _weak(verdict: dict[str, Any]) -> str:
     return ""
 
 
-def _arm(verdict: dict[str, Any], name: str) -> answers.Arm:
+def _arm(verdict: Document, name: str) -> answers.Arm:
     """A measured arm that nothing speaks against: eligible, and of shown quality where its profile is reduced."""
     refused = {row["candidate"] for row in verdict["run"]["profiles"] if row["why_not"]}
     arms = {arm.name: arm for arm in answers.arms(verdict)}
@@ -178,7 +179,7 @@ def places(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def page(name: str, verdict: dict[str, Any], chosen: Entry) -> str:
+def page(name: str, verdict: Document, chosen: Entry) -> str:
     """One written page, a template of kvtrial/show/templates filled from the verdict and what was adopted of it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(paths.PACKAGE / "show" / "templates"),

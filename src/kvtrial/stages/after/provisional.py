@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from kvtrial.decision import rule, validity
+from kvtrial.decision.document import Document
 from kvtrial.decision.verdict import NEEDED, Verdict, decide
 from kvtrial.measure import figures
 from kvtrial.measure.plan import SamplingPlan, cell_name
@@ -93,7 +93,7 @@ def decide_so_far(run_dir: Path) -> SoFar:
     known = len(figures.steps(_valid(rows, registered, "aa")))
     relaxed = _relaxed(registered, counts, known)
     table = _as_if_complete(rows).assign(protocol_sha256=protocol.sha256(relaxed))
-    data: dict[str, Any] = decide(table, relaxed).data
+    data: Document = decide(table, relaxed).data
     roles = {cell_name(cell): cell["role"] for cell in registered["cells"]}
     for row in [*data["arms"], *data["contrasts"], *data["hypotheses"]]:
         row["role"] = roles[cell_name({key: row[key] for key in _CELL})]

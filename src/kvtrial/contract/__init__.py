@@ -1,6 +1,7 @@
 """The KV contract: what every candidate store promises, and the errors that it raises.
 
-This module is the one home of the contract. A *store* is a pool of memory for one model shape; a
+This package is the one home of the contract: the records and verbs here, and what it names of `errors`, `memory`
+and `partials`; `arguments` are the checks at a door. A *store* is a pool of memory for one model shape; a
 *session* is one sequence inside it. The verbs:
 
 ====================  =====================================================================
@@ -53,23 +54,42 @@ from __future__ import annotations
 
 import enum
 import math
-import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-F32 = npt.NDArray[np.float32]
+# What is not used here belongs to the contract all the same: users import it from here.
+from kvtrial.contract.arguments import PAGE_TOKENS, integer, integers, page_size, shown  # noqa: F401
+from kvtrial.contract.errors import (  # noqa: F401
+    BranchDiverged,
+    BranchesOpen,
+    CandidateNotBuilt,
+    HoleNotAllowed,
+    InvalidArgument,
+    KVError,
+    NumericRange,
+    OutOfRange,
+    PoolExhausted,
+    RetiredCandidate,
+    SlotCancelled,
+    StaleBuild,
+    StaleOwner,
+    StepIncomplete,
+    UnknownCandidate,
+    Unsupported,
+)
+from kvtrial.contract.memory import POISON_VARIABLE, MemoryLedger, poison_wanted  # noqa: F401
+from kvtrial.contract.partials import F32, Partial, merge  # noqa: F401
+
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-PAGE_TOKENS = (16, 32, 64)
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
 #: Sessions and branches that any store can have open at once; where it can have more, it may.
@@ -80,218 +100,6 @@ MAX_BUDGET_BYTES = 2**48
 CANDIDATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Positions lie below it.
 MAX_TOKENS = 2**40
-
-#: Set to 1, it makes stores fill fresh, freed, reserved and padding bytes with NaN, so that a use of
-#: one shows. The conformance suite sets it.
-POISON_VARIABLE = "KVTRIAL_DEBUG_POISON"
-
-
-# --------------------------------------------------------------------------------------------------
-# Errors. Each message names the value, what is allowed, and what to do.
-
-
-class KVError(Exception):
-    """Base of everything a store raises. After one, the store is as it was before the call."""
-
-
-class InvalidArgument(KVError, ValueError):
-    """Wrong dtype, shape, contiguity, alignment, layer, or an unusable number."""
-
-
-class OutOfRange(KVError, IndexError):
-    """A position, count or page outside what the session holds."""
-
-
-class PoolExhausted(KVError, MemoryError):
-    """The pool (or the ledger that it is reserved from) has no room; a pool never grows."""
-
-
-class StaleOwner(KVError):
-    """The handle is closed, or its slot belongs to another generation by now."""
-
-
-class StepIncomplete(KVError):
-    """A verb that belongs at a step boundary was called inside a step, or a layer out of turn."""
-
-
-class HoleNotAllowed(KVError):
-    """Positions were left out or invalidated in a session opened without holes."""
-
-
-class BranchDiverged(KVError):
-    """The parent has moved since the branch began: rows appended, committed, invalidated or dropped,
-    or a sibling's commit."""
-
-
-class BranchesOpen(KVError):
-    """A session with open branches was to be closed or rolled back past their fork."""
-
-
-class SlotCancelled(KVError):
-    """``commit_slot`` without a matching open reservation: another mutation cancelled it."""
-
-
-class NumericRange(KVError, OverflowError):
-    """A value that the storage format cannot hold."""
-
-
-class Unsupported(KVError, NotImplementedError):
-    """The candidate's capability table says that it lacks this verb."""
-
-
-class UnknownCandidate(KVError, LookupError):
-    """No candidate of that name is registered; the message lists the known ones."""
-
-
-class CandidateNotBuilt(KVError, ImportError):
-    """The candidate is known but its native part was not built; the message says why."""
-
-
-class RetiredCandidate(KVError):
-    """The adopted verdict retired this store; ``trial=True`` opens it all the same."""
-
-
-class StaleBuild(KVError, ImportError):
-    """The compiled kernels are older than their sources; the message has the command."""
-
-
-# --------------------------------------------------------------------------------------------------
-# Arguments: Python hands over anything. Behind these doors a value is of the kind that they name.
-
-
-def shown(value: object) -> str:
-    """``value`` as a message shows it: its repr, cut where it is long."""
-    try:
-        text = repr(value)
-    except Exception:  # of a stranger's own __repr__, or an integer of thousands of digits
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 120 else f"{text[:100]}..."
-
-
-def integer(value: object, name: str, low: int | None = None, high: int | None = None) -> int:
-    """``value`` as an int from ``low`` to ``high``; `InvalidArgument` for another, for 64.0 and True too."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InvalidArgument(f"{name} is {shown(value)}; give an integer")
-    number = int(value)
-    if (low is not None and number < low) or (high is not None and number > high):
-        allowed = f"{low} or more" if high is None else f"{low} to {high}"
-        raise InvalidArgument(f"{name} is {shown(number)}; allowed: {allowed}")
-    return number
-
-
-def integers(value: object, name: str) -> npt.NDArray[Any]:
-    """Integers of any width, shape (n,), from an array or any other iterable; an empty one has none.
-
-    A text, bytes, a set or a mapping is no row of integers, and neither are booleans or 1.0.
-    """
-    rows: Any = value
-    if not isinstance(value, (np.ndarray, list, tuple)):
-        if isinstance(value, (str, bytes, bytearray, Set, Mapping)) or not isinstance(
-            value, Iterable
-        ):
-            raise InvalidArgument(f"{name} is {shown(value)}; give integers of shape (n,)")
-        rows = list(value)
-    try:
-        array = np.asarray(rows)
-    except (TypeError, ValueError, OverflowError):
-        array = np.zeros((0, 0), object)  # rows of several lengths
-    if array.ndim == 1 and array.size == 0:
-        return np.zeros(0, np.int64)
-    mixed = array is not rows and not {bool, np.bool_}.isdisjoint(map(type, rows))
-    if array.ndim != 1 or array.dtype.kind not in "iu" or mixed:
-        raise InvalidArgument(
-            f"{name} is {shown(value)} (shape {array.shape}, dtype {array.dtype}); give integers of "
-            "shape (n,)"
-        )
-    return array
-
-
-def page_size(value: object) -> int:
-    """``value`` as page_tokens."""
-    tokens = integer(value, "page_tokens")
-    if tokens not in PAGE_TOKENS:
-        raise InvalidArgument(f"page_tokens is {shown(tokens)}; allowed: {PAGE_TOKENS}")
-    return tokens
-
-
-def flag(value: object, name: str) -> bool:
-    """``value`` as a bool; `InvalidArgument` for what only has a truth, as "no" and 0 have."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise InvalidArgument(f"{name} is {shown(value)}; give True or False")
-    return bool(value)
-
-
-def callback(value: object, name: str) -> None:
-    """`InvalidArgument` for what can't be called, unless it is None."""
-    if value is not None and not callable(value):
-        raise InvalidArgument(f"{name} is {shown(value)}; give something to call, or None")
-
-
-def spec_behind(session: object) -> StoreSpec:
-    """The spec of the store that a session belongs to; `InvalidArgument` for what is no session."""
-    spec = getattr(getattr(session, "store", None), "spec", None)
-    if not isinstance(spec, StoreSpec):
-        raise InvalidArgument(
-            f"session is {shown(session)}; give what open_session() of a store returns"
-        )
-    return spec
-
-
-# --------------------------------------------------------------------------------------------------
-# Memory
-
-
-class MemoryLedger:
-    """A hard budget in bytes that pools reserve from, once, when they open.
-
-    Invariant: the sum of open reservations never exceeds ``budget_bytes``.
-    """
-
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = integer(budget_bytes, "budget_bytes", 1)
-        self._reserved: dict[int, tuple[str, int]] = {}
-        self._next = 0
-        self._lock = threading.RLock()  # stores may open and close in several threads
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes that open pools hold."""
-        with self._lock:
-            return sum(n for _, n in self._reserved.values())
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that a pool could still reserve."""
-        return self.budget_bytes - self.reserved_bytes
-
-    def reserve(self, owner: str, n_bytes: int) -> int:
-        """Reserve ``n_bytes`` for ``owner`` and return a token for `release`."""
-        if not isinstance(owner, str):
-            raise InvalidArgument(f"owner is {shown(owner)}; give a str")
-        n_bytes = integer(n_bytes, "n_bytes", 0)
-        with self._lock:
-            if n_bytes > self.free_bytes:
-                held = ", ".join(f"{o} {n}" for o, n in self._reserved.values()) or "nobody"
-                raise PoolExhausted(
-                    f"{owner} asks for {n_bytes} bytes; {self.free_bytes} of {self.budget_bytes} are "
-                    f"free (held by: {held}); close a store or raise budget_bytes"
-                )
-            self._next += 1
-            self._reserved[self._next] = (owner, n_bytes)
-            return self._next
-
-    def release(self, token: int) -> None:
-        """Give a reservation back; a second release of the same token raises `StaleOwner`."""
-        token = integer(token, "token")
-        with self._lock:
-            released = self._reserved.pop(token, None)
-        if released is None:
-            raise StaleOwner(f"reservation {token} is not open: it was released before")
-
-
-def poison_wanted() -> bool:
-    """Whether a store that opens now should poison its memory (`POISON_VARIABLE`)."""
-    return os.environ.get(POISON_VARIABLE) == "1"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -518,78 +326,6 @@ class PageTable(NamedTuple):
     length: int
 
 
-class Partial(NamedTuple):
-    """Attention over a part of the positions or heads; every array spans the model's H_q heads.
-
-    A head without a valid row in the part has ``max = -inf``, ``sum = 0`` and zeros. So has one whose
-    rows all score -inf, but that its max may be float32's lowest finite number.
-    """
-
-    #: float32 (H_q,): the largest score.
-    max: F32
-    #: float32 (H_q,): the sum of exp(score - max).
-    sum: F32
-    #: float32 (H_q, D): the sum of exp(score - max) * v, not divided.
-    output: F32
-
-    @classmethod
-    def empty(cls, q_heads: int, head_dim: int) -> Partial:
-        """The partial of nothing, of new arrays that may be written."""
-        return cls(
-            np.full(q_heads, -np.inf, np.float32),
-            np.zeros(q_heads, np.float32),
-            np.zeros((q_heads, head_dim), np.float32),
-        )
-
-
-def merge(parts: Sequence[Partial]) -> F32:
-    """Join partials into attention output.
-
-    Parameters
-    ----------
-    parts : sequence of Partial
-        At least one, all of one shape; together they cover each valid row once.
-
-    Returns
-    -------
-    float32 (H_q, D)
-        Zeros for a head that no part has a row with a weight for.
-    """
-    if not isinstance(parts, Sequence) or not parts:
-        raise InvalidArgument(f"merge got {shown(parts)}; give at least one Partial")
-    for part in parts:
-        if not _is_partial(part):
-            raise InvalidArgument(
-                f"merge got {shown(part)}; give what attend_partial returns: max and sum (H_q,), output "
-                "(H_q, D)"
-            )
-    shape = parts[0].output.shape
-    for part in parts:
-        if part.output.shape != shape:
-            raise InvalidArgument(
-                f"merge got outputs of shape {shape} and {part.output.shape}; all must be alike"
-            )
-    peaks = np.stack([p.max for p in parts]).astype(np.float64)
-    top = peaks.max(axis=0)
-    # A head that is empty everywhere has top = -inf; comparing with 0 instead keeps inf - inf away.
-    weights = np.exp(peaks - np.where(np.isneginf(top), 0.0, top))
-    total = (weights * np.stack([p.sum for p in parts])).sum(axis=0)
-    output = (weights[:, :, None] * np.stack([p.output for p in parts])).sum(axis=0)
-    out = np.zeros(shape, np.float32)
-    np.divide(output, total[:, None], out=out, where=total[:, None] != 0, casting="same_kind")
-    return out
-
-
-def _is_partial(part: object) -> bool:
-    """Whether it is a `Partial`, of arrays that fit together."""
-    return (
-        isinstance(part, Partial)
-        and all(isinstance(array, np.ndarray) and array.dtype.kind == "f" for array in part)
-        and part.output.ndim == 2
-        and part.max.shape == part.sum.shape == part.output.shape[:1]
-    )
-
-
 @runtime_checkable
 class KVSession(Protocol):
     """One sequence. Verbs and invariants are described at the head of this module."""
@@ -734,3 +470,13 @@ class KVStore(Protocol):
 
         A second close, a new session of a closed store and its counts of pages and bytes are `StaleOwner`.
         """
+
+
+def spec_behind(session: object) -> StoreSpec:
+    """The spec of the store that a session belongs to; `InvalidArgument` for what is no session."""
+    spec = getattr(getattr(session, "store", None), "spec", None)
+    if not isinstance(spec, StoreSpec):
+        raise InvalidArgument(
+            f"session is {shown(session)}; give what open_session() of a store returns"
+        )
+    return spec
