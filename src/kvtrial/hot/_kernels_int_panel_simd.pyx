@@ -487,8 +487,8 @@ cdef void attend_int84(
 
 
 cdef int span_int8(const kv_span *span) noexcept nogil:
-    """K and V in int8."""
-    attend_span(span, attend_int8, False, False, <int8_t>0)
+    """K and V in int8, K rotated."""
+    attend_span(span, attend_int8, True, False, <int8_t>0)
     return 0
 
 
@@ -505,8 +505,8 @@ cdef int span_int4_rotated(const kv_span *span) noexcept nogil:
 
 
 cdef int span_int84_rotated(const kv_span *span) noexcept nogil:
-    """K in int8 as it is, V in 4 bits and rotated."""
-    attend_span(span, attend_int84, False, True, <int8_t>0)
+    """K in int8, V in 4 bits, both rotated."""
+    attend_span(span, attend_int84, True, True, <int8_t>0)
     return 0
 
 

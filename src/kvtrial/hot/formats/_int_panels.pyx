@@ -202,13 +202,14 @@ cdef PanelRows panel_rows(float limit, Side k, Side v):
 
 cdef Side int8 = Side(8, False)
 cdef Side int4 = Side(4, False)
+cdef Side int8_rotated = Side(8, True)
 cdef Side int4_rotated = Side(4, True)
 # A step is max / 127 or max / 7, below 65520. A rotated element is at most 16 times, the root of 256, the
-# largest: 28665 would do but for rounding.
-cdef PanelRows int8p = panel_rows(127 * 65520.0, int8, int8)
+# largest: 520065 and 28665 would do but for rounding.
+cdef PanelRows int8p = panel_rows(510000.0, int8_rotated, int8)
 cdef PanelRows int4p = panel_rows(7 * 65520.0, int4, int4)
 cdef PanelRows int4rp = panel_rows(28000.0, int4_rotated, int4_rotated)
-cdef PanelRows int84rp = panel_rows(28000.0, int8, int4_rotated)
+cdef PanelRows int84rp = panel_rows(28000.0, int8_rotated, int4_rotated)
 
 
 def rows():
