@@ -1,8 +1,8 @@
 """Int8 and 4-bit codes in blocks of 32, as panels for integer products: scores and values of integers.
 
-``int8p`` has int8 with K rotated by a Hadamard transform of head_dim, whose outliers spread over the row; ``int4rp``
-has 4 bits, K and V rotated; ``int4p`` is the same without it. ``int84rp`` has K as int8p does, and V rotated in
-4 bits. The query is rounded in blocks of 32 too, and the weights of 32 rows together.
+``int8p`` has int8 with K rotated by a Hadamard transform of head_dim, whose outliers spread over the row; in
+``int4rp`` K and V have 4 bits and are rotated; ``int4p`` is the same without it. ``int84rp`` has K as int8p does,
+and V as int4rp. The query is rounded in blocks of 32 too, and the weights of 32 rows together.
 """
 
 from __future__ import annotations
