@@ -221,6 +221,16 @@ static void weight_shims(void) {
         for (int i = 0; i < 8; i++) sum += rint((double)a[i]);
         check("q_round_i8x8's sum", q_round_i8x8(q_load(a), bytes), sum, 0);
         for (int i = 0; i < 8; i++) check("q_round_i8x8", bytes[i], rint((double)a[i]), 0);
+        int16_t pairs[16];
+        int8_t four[32];
+        q_store_i8(pairs, q_round_i16x16(x, q_mul(q_load(a), q_set(256))));
+        for (int i = 0; i < 8; i++) check("q_round_i16x16", pairs[8 + i], rint(256 * (double)a[i]), 0);
+        q_store_i8(four, q_round_i8x32(q_load(a), q_round(x), q_set(-127), q_mul(q_load(a), q_set(-1))));
+        for (int i = 0; i < 8; i++) {
+            check("q_round_i8x32", four[i], rint((double)a[i]), 0);
+            check("q_round_i8x32", four[16 + i], -127, 0);
+            check("q_round_i8x32", four[24 + i], rint(-(double)a[i]), 0);
+        }
         EACH("q_round", q_round(q_load(a)), rint((double)a[i]), 0);
     }
     for (int round = 0; round < 1000; round++) {

@@ -38,16 +38,18 @@ from kvtrial.hot._quants cimport (
     q_mul,
     q_no_sums,
     q_pairs_float,
-    q_round_i8x8,
+    q_round_i8x32,
+    q_round_i16x16,
     q_set,
     q_store,
+    q_store_i8,
     q_sum,
     q_sums_float,
     q_widen_i8,
     sums,
 )
 from kvtrial.hot._rotation cimport rotate
-from kvtrial.hot._simd cimport LANES, kv_load, kv_lowest_bit, kv_mul, kv_store_int16
+from kvtrial.hot._simd cimport LANES, kv_lowest_bit
 from kvtrial.hot._tile cimport (
     ROWS,
     Tile,
@@ -272,27 +274,19 @@ cdef inline float levels_of(code_t code) noexcept nogil:
 
 
 cdef inline float store_factors(
-    const float *x, const float *y, unsigned char *factors, code_t code
+    floats a, floats b, floats c, floats d, unsigned char *factors, code_t code
 ) noexcept nogil:
-    """32 products, whole to nearest; returns 8 times their sum where codes have 4 bits."""
-    cdef const unsigned char *ones = [1, 1, 1, 1]
-    cdef int32_t i
-    for i in range(BLOCK // LANES):
-        if code_t is int8_t:
-            kv_store_int16(
-                <int16_t *>factors + LANES * i,
-                kv_mul(kv_load(x + LANES * i), kv_load(y + LANES * i)),
-            )
-        else:
-            q_round_i8x8(
-                q_mul(q_load(x + LANES * i), q_load(y + LANES * i)), <int8_t *>factors + LANES * i
-            )
+    """32 of them, whole to nearest; returns 8 times their sum where codes have 4 bits."""
+    cdef const unsigned char *eights = [8, 8, 8, 8]
+    cdef codes whole
     if code_t is int8_t:
+        q_store_i8(factors, q_round_i16x16(a, b))
+        q_store_i8(factors + 32, q_round_i16x16(c, d))
         return 0
     else:
-        return 8 * q_sum(
-            q_sums_float(q_add_sums(q_no_sums(), q_load_four(ones), q_load_i8(factors)))
-        )
+        whole = q_round_i8x32(a, b, c, d)
+        q_store_i8(factors, whole)
+        return q_sum(q_sums_float(q_add_sums(q_no_sums(), q_load_four(eights), whole)))
 
 
 cdef inline void scale_weights(
@@ -315,14 +309,11 @@ cdef inline void scale_weights(
         steps[h] = largest / levels_of(code) + total[h] * <float>0
 
 
-cdef inline void round_weights(
-    const Tile *tile, const float *scaled, const float *weight_steps, int32_t rows, uint64_t mask,
-    const uint16_t *halves, unsigned char *factors, float *steps, value_t code,
+cdef inline void share_steps(
+    Tile *tile, const uint16_t *halves, int32_t rows, uint64_t mask, float *shares, float *largest
 ) noexcept nogil:
-    """What `scale_weights` gave, each row times its own step over the largest of them, rounded."""
-    cdef float[32] shares  # BLOCK
-    cdef int32_t h, i
-    cdef float largest
+    """Steps of at most 32 rows over the largest of them, which each block has; hidden rows have none."""
+    cdef int32_t i
     for i in range(BLOCK // LANES):
         q_store(
             shares + LANES * i,
@@ -333,14 +324,28 @@ cdef inline void round_weights(
     while mask:
         shares[kv_lowest_bit(mask)] = 0
         mask &= mask - 1
-    largest = largest_of(shares)
+    largest[0] = largest_of(shares)
     for i in range(BLOCK // LANES):
-        q_store(shares + LANES * i, q_mul(q_load(shares + LANES * i), q_set(1 / largest)))
+        q_store(shares + LANES * i, q_mul(q_load(shares + LANES * i), q_set(1 / largest[0])))
+
+
+cdef inline void round_weights(
+    const Tile *tile, const float *scaled, const float *weight_steps, const float *shares,
+    float largest, unsigned char *factors, float *steps, value_t code,
+) noexcept nogil:
+    """What `scale_weights` gave, each row times its share of the largest step, rounded."""
+    cdef floats a = q_load(shares), b = q_load(shares + LANES)
+    cdef floats c = q_load(shares + 2 * LANES), d = q_load(shares + 3 * LANES)
+    cdef int32_t h
     for h in range(tile.group):
         steps[2 * h] = weight_steps[h] * largest
         steps[2 * h + 1] = store_factors(
-            scaled + h * BLOCK, shares, factors + h * BLOCK * (2 if value_t is int8_t else 1), code
+            q_mul(q_load(scaled), a), q_mul(q_load(scaled + LANES), b),
+            q_mul(q_load(scaled + 2 * LANES), c), q_mul(q_load(scaled + 3 * LANES), d),
+            factors, code,
         )
+        scaled += BLOCK
+        factors += BLOCK * (2 if value_t is int8_t else 1)
 
 
 cdef inline void attend_tile(
@@ -352,12 +357,14 @@ cdef inline void attend_tile(
     cdef float[16 * 2] steps
     cdef float[16 * 32] scaled  # KV_MAX_GROUP x BLOCK
     cdef float[16] weight_steps
+    cdef float[8] largest  # blocks of the longest row
     cdef Panel panel
     cdef int64_t tokens = tile.tokens, dim = tile.dim, padded = blocks_of(tile.dim) * BLOCK
     cdef int64_t key_bits = 8 if code_t is int8_t else 4, bits = 8 if value_t is int8_t else 4
     cdef int32_t block, blocks = <int32_t>blocks_of(dim), part, first, rows, _
     cdef uint64_t mask
     cdef const unsigned char *v = tile.k + tile_bytes(tokens, dim, <int>key_bits)
+    cdef const uint16_t *value_steps = <const uint16_t *>(v + panel_bytes(tokens, dim, <int>bits))
     memset(scores, 0, tile.group * ROWS * sizeof(float))
     panel.columns, panel.depth, panel.lanes = tokens, BLOCK, ROWS
     # A head's K and V are 2 * tokens * ahead bytes, and have tokens * padded / 32 depths of 8 of a vector.
@@ -388,10 +395,13 @@ cdef inline void attend_tile(
         panel.depth = rows
         scale_weights(tile, scores + first, total, scaled, weight_steps, value)
         for block in range(blocks):
+            share_steps(
+                tile, value_steps + block * tokens + first, rows, mask,
+                tile.row_scales + BLOCK * block, largest + block,
+            )
+        for block in range(blocks):
             round_weights(
-                tile, scaled, weight_steps, rows, mask,
-                <const uint16_t *>(v + panel_bytes(tokens, dim, <int>bits))
-                + block * tokens + first,
+                tile, scaled, weight_steps, tile.row_scales + BLOCK * block, largest[block],
                 factors, steps, value,
             )
             panel.codes = v + first * padded * bits // 8 + block * BLOCK * (16 // bits)
@@ -408,8 +418,8 @@ cdef inline void round_query(
     A step is NaN where an element is NaN or infinite, so that every score is.
     """
     cdef float[256] turned  # KV_MAX_HEAD_DIM
-    cdef float[32] inverse  # BLOCK
-    cdef floats odd = q_set(0)
+    cdef floats odd = q_set(0), inverse
+    cdef float *x
     cdef float largest
     cdef int32_t block, i
     memset(turned, 0, sizeof(turned))
@@ -419,12 +429,13 @@ cdef inline void round_query(
     if rotated:
         rotate(turned, span.head_dim)
     for block in range(<int32_t>blocks_of(span.head_dim)):
-        largest = largest_of(turned + BLOCK * block)
-        for i in range(BLOCK // LANES):
-            q_store(inverse + LANES * i, q_set(levels_of(code) / largest))
+        x = turned + BLOCK * block
+        largest = largest_of(x)
+        inverse = q_set(levels_of(code) / largest)
         steps[2 * block] = q_sum(odd) + span.scale * (largest / levels_of(code))
         steps[2 * block + 1] = store_factors(
-            turned + BLOCK * block, inverse,
+            q_mul(q_load(x), inverse), q_mul(q_load(x + LANES), inverse),
+            q_mul(q_load(x + 2 * LANES), inverse), q_mul(q_load(x + 3 * LANES), inverse),
             rounded + BLOCK * block * (2 if code_t is int8_t else 1), code,
         )
 
@@ -476,8 +487,8 @@ cdef void attend_int84(
 
 
 cdef int span_int8(const kv_span *span) noexcept nogil:
-    """K and V in int8."""
-    attend_span(span, attend_int8, False, False, <int8_t>0)
+    """K and V in int8, K rotated."""
+    attend_span(span, attend_int8, True, False, <int8_t>0)
     return 0
 
 
@@ -494,8 +505,8 @@ cdef int span_int4_rotated(const kv_span *span) noexcept nogil:
 
 
 cdef int span_int84_rotated(const kv_span *span) noexcept nogil:
-    """K in int8 as it is, V in 4 bits and rotated."""
-    attend_span(span, attend_int84, False, True, <int8_t>0)
+    """K in int8, V in 4 bits, both rotated."""
+    attend_span(span, attend_int84, True, True, <int8_t>0)
     return 0
 
 

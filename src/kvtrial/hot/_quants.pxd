@@ -30,4 +30,6 @@ cdef extern from "quants.h" nogil:
     floats q_sums_float(sums)
     sums q_add_pairs(sums, codes pairs, codes x)
     floats q_pairs_float(sums)
-    int q_round_i8x8(floats, int8_t *)
+    codes q_round_i16x16(floats, floats)
+    codes q_round_i8x32(floats, floats, floats, floats)
+    void q_store_i8(void *, codes)

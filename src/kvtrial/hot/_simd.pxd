@@ -21,6 +21,7 @@ cdef extern from "simd.h" nogil:
     vector kv_add(vector, vector)
     vector kv_sub(vector, vector)
     vector kv_max(vector, vector)
+    vector kv_min(vector, vector)
     vector kv_head(vector, int32_t lanes)
     float kv_hsum(vector)
     float kv_hmax(vector)

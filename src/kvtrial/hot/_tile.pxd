@@ -47,7 +47,7 @@ ctypedef struct Tile:
     uint64_t mask
     float scale
     # For integer scores: the span's rounded queries (queries, blocks * 32) and their steps times `scale`, as
-    # the kernel keeps them; for q8_0 the scales of the tile's rows too.
+    # the kernel keeps them; for q8_0 the scales of the tile's rows too, for integer panels V's.
     const int16_t *q
     const float *q_scales
     float[8 * 64] row_scales  # blocks of the longest row x ROWS

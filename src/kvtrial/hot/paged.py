@@ -2,7 +2,8 @@
 
 Each differs from K1 in its row format: A2 has a scalar kernel, K1C has K1's as clang compiles it, K2 has
 FP16 rows, K5 has Q8_0 rows, K1T has K as `[head_dim][token]` within the page. K2T has that and FP16 rows.
-K5T has what K5 has as panels for integer products, K6 4 bits, K7 4 bits of V; K6N is K6 without rotation.
+K5T has K5's bytes as panels for integer products, K rotated; K7 has V in 4 bits, K6 K too; K6N is K6 without
+rotation.
 """
 
 from __future__ import annotations

@@ -154,6 +154,19 @@ static inline int q_round_i8x8(q_f32x8 a, int8_t *out)
     return _mm_cvtsi128_si32(s);
 }
 
+/* The same of two vectors as 16 int16, and of four as 32 int8. */
+static inline q_i8x32 q_round_i16x16(q_f32x8 a, q_f32x8 b)
+{
+    /* Packing works in each half for itself: fours of a and b, and the next ones. */
+    return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b)), 0xd8);
+}
+static inline q_i8x32 q_round_i8x32(q_f32x8 a, q_f32x8 b, q_f32x8 c, q_f32x8 d)
+{
+    __m256i ab = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+    __m256i cd = _mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d));
+    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
 static inline q_f32x8 q_clamp(q_f32x8 a, float low, float high)
 {
     /* The bound comes first: min and max give their second operand, the value, when it is NaN. */
@@ -309,6 +322,24 @@ static inline q_f32x8 q_power_of_two(q_f32x8 a)
     return a;
 }
 
+#endif
+
+#if !(defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
+static inline q_i8x32 q_round_i16x16(q_f32x8 a, q_f32x8 b)
+{
+    float x[16];
+    int16_t whole[16];
+    q_store(x, a), q_store(x + 8, b);
+    for (int i = 0; i < 16; i++)
+        whole[i] = (int16_t)rintf(x[i]);
+    return q_load_i8(whole);
+}
+static inline q_i8x32 q_round_i8x32(q_f32x8 a, q_f32x8 b, q_f32x8 c, q_f32x8 d)
+{
+    int8_t whole[32];
+    q_round_i8x8(a, whole), q_round_i8x8(b, whole + 8), q_round_i8x8(c, whole + 16), q_round_i8x8(d, whole + 24);
+    return q_load_i8(whole);
+}
 #endif
 
 /* exp(a) within 2 ulp for a in -87..88, clamped to that range outside; NaN stays NaN. The argument

@@ -1,7 +1,6 @@
 """Rows of int8 or 4-bit codes in panels, blocks of 32 with a step; rotated or not. See _panels.pxd."""
 
 from cpython.pycapsule cimport PyCapsule_New
-from libc.math cimport fabsf
 from libc.stdint cimport int16_t, int64_t, int8_t, uint16_t
 from libc.string cimport memcpy
 
@@ -16,7 +15,7 @@ from kvtrial.hot._panels cimport (
 from kvtrial.hot._rotation cimport rotate
 from kvtrial.hot._rows cimport KV_ROWS_CAPSULE, kv_rows, kv_tiles
 from kvtrial.hot._simd cimport kv_from_half
-from kvtrial.hot.formats._blocks cimport in_int4, in_int8
+from kvtrial.hot.formats._blocks cimport first_beyond, in_int4, in_int8
 
 
 # One side of a head: K, whose depth is head_dim, or V, whose depth is the tokens.
@@ -38,11 +37,7 @@ cdef int64_t row_bytes(const kv_rows *format, int64_t dim) noexcept nogil:
 
 
 cdef int64_t first_unfit(const kv_rows *format, const float *values, int64_t n) noexcept nogil:
-    cdef int64_t i
-    for i in range(n):
-        if not fabsf(values[i]) < (<const PanelRows *>format).limit:
-            return i
-    return -1
+    return first_beyond(values, n, (<const PanelRows *>format).limit)
 
 
 cdef inline int64_t place(
@@ -54,16 +49,57 @@ cdef inline int64_t place(
     return code_at(blocks_of(tiles.head_dim) * BLOCK, token, element, bits)
 
 
-cdef inline void put_code(
-    const kv_tiles *tiles, unsigned char *at, int64_t token, int64_t element, bint keys, int bits,
-    int code,
+cdef inline void put_key_codes(
+    const kv_tiles *tiles, unsigned char *at, int64_t token, int64_t block, const int16_t *codes,
+    int bits,
 ) noexcept nogil:
-    cdef unsigned char *byte = at + place(tiles, token, element, keys, bits)
-    cdef int shift = nibble_shift(element if keys else token)
+    """A block of a K row: two bytes, or four with eight codes, lie together."""
+    cdef unsigned char[32] packed  # BLOCK
+    cdef int64_t i, j, together = 2 if bits == 8 else 8
     if bits == 8:
-        byte[0] = <unsigned char>code
+        for i in range(BLOCK):
+            packed[i] = <unsigned char>codes[i]
     else:
-        byte[0] = <unsigned char>(byte[0] & ~(15 << shift) | (code & 15) << shift)
+        for i in range(BLOCK // 8):
+            for j in range(4):
+                packed[4 * i + j] = <unsigned char>(
+                    codes[8 * i + j] & 15 | (codes[8 * i + j + 4] & 15) << 4
+                )
+    for i in range(BLOCK // together):
+        memcpy(
+            at + place(tiles, token, BLOCK * block + together * i, True, bits),
+            packed + together * bits // 8 * i, together * bits // 8,
+        )
+
+
+cdef inline void put_value_codes(
+    const kv_tiles *tiles, unsigned char *at, int64_t token, int64_t block, const int16_t *codes,
+    int bits,
+) noexcept nogil:
+    """A block of a V row: a byte, or half of it, of every second or fourth."""
+    cdef int64_t i
+    cdef int shift = nibble_shift(token)
+    at += place(tiles, token, BLOCK * block, False, bits)
+    for i in range(BLOCK):
+        if bits == 8:
+            at[2 * i] = <unsigned char>codes[i]
+        else:
+            at[4 * i] = <unsigned char>(at[4 * i] & ~(15 << shift) | (codes[i] & 15) << shift)
+
+
+cdef void put_codes(
+    const kv_tiles *tiles, unsigned char *at, int64_t token, int64_t block, const int16_t *codes,
+    bint keys, int bits,
+) noexcept nogil:
+    """A block's 32 codes, of 4 bits where ``bits`` is 4, a constant where inlined."""
+    if keys and bits == 8:
+        put_key_codes(tiles, at, token, block, codes, 8)
+    elif keys:
+        put_key_codes(tiles, at, token, block, codes, 4)
+    elif bits == 8:
+        put_value_codes(tiles, at, token, block, codes, 8)
+    else:
+        put_value_codes(tiles, at, token, block, codes, 4)
 
 
 cdef void put(
@@ -73,21 +109,20 @@ cdef void put(
     cdef int64_t dim = tiles.head_dim, block, i
     cdef float[256] turned  # KV_MAX_HEAD_DIM
     cdef int16_t[32] codes  # BLOCK
-    cdef int offset = 8 if side.bits == 4 else 0
     cdef uint16_t *steps = <uint16_t *>(at + panel_bytes(tiles.page_tokens, dim, side.bits))
-    memcpy(turned, row, dim * sizeof(float))
     if side.rotated:
+        memcpy(turned, row, dim * sizeof(float))
         rotate(turned, dim)
+        row = turned
     for block in range(blocks_of(dim)):
         i = min(dim - BLOCK * block, <int64_t>BLOCK)
         if side.bits == 8:
-            steps[block * tiles.page_tokens + token] = in_int8(turned + BLOCK * block, i, codes)
+            steps[block * tiles.page_tokens + token] = in_int8(row + BLOCK * block, i, codes)
         else:
-            steps[block * tiles.page_tokens + token] = in_int4(turned + BLOCK * block, i, codes)
-        for i in range(BLOCK):
-            put_code(
-                tiles, at, token, BLOCK * block + i, keys, side.bits, codes[i] + offset
-            )
+            steps[block * tiles.page_tokens + token] = in_int4(row + BLOCK * block, i, codes)
+            for i in range(BLOCK):
+                codes[i] += 8
+        put_codes(tiles, at, token, block, codes, keys, side.bits)
 
 
 cdef void take(
@@ -113,10 +148,12 @@ cdef void clear(
 ) noexcept nogil:
     """A byte, or as many of its bits, into each code and step of a row."""
     cdef int64_t i, dim = tiles.head_dim
+    cdef int16_t[32] codes  # BLOCK
     cdef uint16_t *steps = <uint16_t *>(at + panel_bytes(tiles.page_tokens, dim, side.bits))
-    for i in range(blocks_of(dim) * BLOCK):
-        put_code(tiles, at, token, i, keys, side.bits, byte)
+    for i in range(BLOCK):
+        codes[i] = <int16_t>byte
     for i in range(blocks_of(dim)):
+        put_codes(tiles, at, token, i, codes, keys, side.bits)
         steps[i * tiles.page_tokens + token] = <uint16_t>(byte << 8 | byte)
 
 
@@ -165,13 +202,14 @@ cdef PanelRows panel_rows(float limit, Side k, Side v):
 
 cdef Side int8 = Side(8, False)
 cdef Side int4 = Side(4, False)
+cdef Side int8_rotated = Side(8, True)
 cdef Side int4_rotated = Side(4, True)
 # A step is max / 127 or max / 7, below 65520. A rotated element is at most 16 times, the root of 256, the
-# largest: 28665 would do but for rounding.
-cdef PanelRows int8p = panel_rows(127 * 65520.0, int8, int8)
+# largest: 520065 and 28665 would do but for rounding.
+cdef PanelRows int8p = panel_rows(510000.0, int8_rotated, int8)
 cdef PanelRows int4p = panel_rows(7 * 65520.0, int4, int4)
 cdef PanelRows int4rp = panel_rows(28000.0, int4_rotated, int4_rotated)
-cdef PanelRows int84rp = panel_rows(28000.0, int8, int4_rotated)
+cdef PanelRows int84rp = panel_rows(28000.0, int8_rotated, int4_rotated)
 
 
 def rows():

@@ -1,13 +1,12 @@
 """Q8_0 rows: blocks of 32 elements, a binary16 step and 32 int8 in whole steps; a tail is zeros."""
 
 from cpython.pycapsule cimport PyCapsule_New
-from libc.math cimport fabsf
 from libc.stdint cimport int8_t, int16_t, int64_t, uint16_t
 from libc.string cimport memcpy
 
 from kvtrial.hot._rows cimport KV_ROWS_CAPSULE, kv_key_row, kv_rows, kv_tiles, kv_value_row
 from kvtrial.hot._simd cimport kv_from_half
-from kvtrial.hot.formats._blocks cimport in_int8
+from kvtrial.hot.formats._blocks cimport first_beyond, in_int8
 
 
 cdef int64_t row_bytes(const kv_rows *format, int64_t dim) noexcept nogil:
@@ -15,12 +14,8 @@ cdef int64_t row_bytes(const kv_rows *format, int64_t dim) noexcept nogil:
 
 
 cdef int64_t first_unfit(const kv_rows *format, const float *values, int64_t n) noexcept nogil:
-    cdef int64_t i
-    for i in range(n):
-        # The scale is the block's largest value / 127.
-        if not (fabsf(values[i]) / 127 < 65520):
-            return i
-    return -1
+    # The step is the block's largest value / 127, and a half.
+    return first_beyond(values, n, 127 * 65520)
 
 
 cdef void put(unsigned char *at, const float *row, int64_t dim) noexcept nogil:

@@ -1,8 +1,8 @@
 """Int8 and 4-bit codes in blocks of 32, as panels for integer products: scores and values of integers.
 
-``int8p`` stores what Q8_0 does; ``int4rp`` has 4 bits, K and V rotated by a Hadamard transform of head_dim, whose
-outliers spread over the row; ``int4p`` is the same without it. ``int84rp`` has K in int8 as it is, and V rotated in
-4 bits. The query is rounded in blocks of 32 too, and the weights of 32 rows together.
+``int8p`` has int8 with K rotated by a Hadamard transform of head_dim, whose outliers spread over the row; in
+``int4rp`` K and V have 4 bits and are rotated; ``int4p`` is the same without it. ``int84rp`` has K as int8p does,
+and V as int4rp. The query is rounded in blocks of 32 too, and the weights of 32 rows together.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _format(
     name: str, limit: float, key_bits: int, value_bits: int, *, turned: str = ""
 ) -> RowFormat:
     """A format of panels. ``turned`` has K, V or both, whichever is rotated."""
-    # One bound for K and V: the larger, that of fewer bits.
+    # One bound for K and V: the larger, that of fewer bits, rotated where either is.
     bits = min(key_bits, value_bits)
     return RowFormat(
         name=name,
@@ -107,7 +107,7 @@ def _format(
             name,
             limit=limit,
             finite=True,
-            bound=partial(_bound, bits=bits, rotated="V" in turned),
+            bound=partial(_bound, bits=bits, rotated=bool(turned)),
             query=partial(_query, bits=key_bits, rotated="K" in turned),
             weights=partial(_weights, bits=value_bits, rotated="V" in turned),
         ),
@@ -117,7 +117,7 @@ def _format(
 
 
 # The limits are those of _int_panels.pyx.
-INT8P = _format("int8p", 127 * 65520.0, 8, 8)
+INT8P = _format("int8p", 510000.0, 8, 8, turned="K")
 INT4P = _format("int4p", 7 * 65520.0, 4, 4)
 INT4RP = _format("int4rp", 28000.0, 4, 4, turned="KV")
-INT84RP = _format("int84rp", 28000.0, 8, 4, turned="V")
+INT84RP = _format("int84rp", 28000.0, 8, 4, turned="KV")
