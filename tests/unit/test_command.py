@@ -72,14 +72,33 @@ def test_a_text_is_read_from_stdin(monkeypatch):
         ("cold ver", {"verify"}),
         ("verd", {"verdict"}),
         ("completion ''", {*completion.SHELLS, "--help"}),
+        ("run --profile ''", {"default", "full"}),
+        ("try K2", {"K2", "K2T"}),
+        ("try MINE --against K3", {"K3", "K3T"}),
+        ("generate x --model smol", {"smollm2-135m-instruct-q4_1"}),
+        ("compare a-run an", {"another-run"}),
     ],
 )
-def test_bash_completes_verbs_options_and_words(tmp_path, words, offered):
+def test_bash_completes_verbs_options_words_and_names(tmp_path, monkeypatch, words, offered):
     script = tmp_path / "kvtrial.bash"
     script.write_text(completion.script("bash", command.parser()), encoding="utf-8")
+    program = tmp_path / "kvtrial"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kvtrial "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for run in ("a-run", "another-run"):
+        (tmp_path / "results" / run).mkdir(parents=True)
+        (tmp_path / "results" / run / "protocol.json").touch()
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path / "results"))
     asked = BASH.format(script=script, words=words)
     done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == offered
+
+
+def test_names_that_cannot_be_read_are_none(tmp_path, monkeypatch):
+    (tmp_path / "models.yaml").write_text("models: [", encoding="utf-8")
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
+    assert completion.names("MODEL") == completion.names("no kind") == []
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)

@@ -52,7 +52,7 @@ def ensure_built() -> dict[str, object]:
             facts = installed_facts()  # another process may have built them meanwhile
             if not _is_of(facts, wanted):
                 facts = _compile(facts, wanted)
-    for what, missing in (("the Rust candidates", "rust_missing"), ("K1C", "clang_missing")):
+    for what, missing in (("K3, K3T and K4", "rust_missing"), ("K1C", "clang_missing")):
         if facts[missing]:
             print(f"build: without {what}: {facts[missing]}", file=sys.stderr)
     return facts

@@ -186,7 +186,7 @@ def rustc(text: str, missing: str) -> Finding:
         text,
         missing,
         "K3, K4 and K3T",
-        "the trial chooses among the Cython arms: install Rust 1.73 or newer",
+        "the trial runs without challengers: install Rust 1.73 or newer",
     )
 
 
