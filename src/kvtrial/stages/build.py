@@ -44,7 +44,7 @@ def ensure_built() -> dict[str, object]:
     wanted = build.current_identity()
     if not wanted:
         raise StaleBuild(
-            "the kernels are not built, and no sources lie beside this package: install it again"
+            "the kernels are not built, and this package has no sources to build from: install it again"
         )
     facts = installed_facts()
     if not _is_of(facts, wanted):
