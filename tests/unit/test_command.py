@@ -128,7 +128,9 @@ def test_in_a_checkout_the_pipeline_is_its_own():
     assert after(words, "--snakefile") == str(root / "workflow" / "Snakefile")
     # Relative as config.yaml has it: another spelling would be another input, and run stages again.
     assert words[-3:] == ["--config", "model=tiny-llama", "protocol=config/protocol-smoke.yaml"]
-    assert "--config" not in pipeline.command()
+    assert "--config" not in pipeline.command() and paths.how_to("adopt") == "make adopt"
+    words = pipeline.command(["adopt"], store="K2", force=True)
+    assert words[-3:] == ["--config", "store=K2", "force=true"]
 
 
 def test_away_from_a_checkout_everything_is_the_packages_and_results_are_here(
@@ -145,6 +147,7 @@ def test_away_from_a_checkout_everything_is_the_packages_and_results_are_here(
     assert after(words, "--snakefile") == str(paths.PACKAGE / "workflow" / "Snakefile")
     assert words[-1] == f"protocol={paths.PACKAGE / 'config' / 'protocol.yaml'}"
     assert paths.results_dir() == tmp_path / "home" / ".local" / "share" / "kvtrial" / "results"
+    assert paths.how_to() == "kvtrial run" and paths.how_to("report") == "kvtrial run report"
     became = []
     monkeypatch.setattr(os, "execve", lambda *given: became.append(given))
     pipeline.run(words)

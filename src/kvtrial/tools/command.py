@@ -77,6 +77,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="STAGE",
         help="measure this stage again, as another attempt",
     )
+    sub.add_argument(
+        "--store", metavar="CANDIDATE", help="adopt: an eligible arm other than the verdict's"
+    )
+    sub.add_argument(
+        "--force",
+        action="store_true",
+        help="adopt: a verdict of random weights or a smoke run, too",
+    )
 
     sub = add(
         verbs.protocol,

@@ -28,6 +28,8 @@ def command(
     cores: int = 1,
     dry_run: bool = False,
     forcerun: Sequence[str] = (),
+    store: str | None = None,
+    force: bool = False,
 ) -> list[str]:
     """The command line of Snakemake.
 
@@ -43,6 +45,10 @@ def command(
         ``default`` or ``full``.
     forcerun : sequence of str
         Stages that are measured again, in an attempt of their own.
+    store : str, optional
+        Of `adopt`: an eligible arm in place of the one that the verdict names.
+    force : bool
+        Of `adopt`: take a verdict of random weights or of a smoke run as well.
 
     Raises
     ------
@@ -54,6 +60,8 @@ def command(
         "model": str(Path(model).resolve()) if model and model.endswith(".gguf") else model,
         "protocol": _protocol(protocol, root),
         "profile": profile,
+        "store": store,
+        "force": "true" if force else None,
     }
     if paths.checkout() is None and protocol is None:
         chosen["protocol"] = str(home / "config" / "protocol.yaml")
