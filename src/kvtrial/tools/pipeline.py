@@ -74,7 +74,8 @@ def command(
         *("--snakefile", str(home / "workflow" / "Snakefile"), "--directory", str(root)),
         *("--workflow-profile", str(home / "profiles" / "default")),
         *("--configfile", str(home / "config" / "config.yaml")),
-        *(["--dry-run"] if dry_run else []),
+        # Which stage begins, warnings and errors; a dry run is asked for the reasons.
+        *(["--dry-run"] if dry_run else ["--quiet", "host", "progress", "reason"]),
         *(["--forcerun", *forcerun] if forcerun else []),
         *(["--config", *given] if given else []),
     ]

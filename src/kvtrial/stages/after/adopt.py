@@ -112,7 +112,9 @@ def _arm(verdict: dict[str, Any], name: str) -> answers.Arm:
     ]
     if name not in allowed:
         why = "; ".join(arms[name].reasons) if name in arms else "no arm of this trial"
-        raise NothingToAdopt(f"the store to adopt is {name!r}: {why}; allowed: {', '.join(allowed)}")
+        raise NothingToAdopt(
+            f"the store to adopt is {name!r}: {why}; allowed: {', '.join(allowed)}"
+        )
     return arms[name]
 
 
