@@ -96,7 +96,11 @@ def _protocol(asked: str | None, root: Path) -> str | None:
 
 def run(arguments: Sequence[str]) -> None:
     """Become that command, with results in the current folder where there is no checkout."""
-    variables = {**os.environ, "PYTHONUTF8": "1"}
+    variables = {
+        **os.environ,
+        "PYTHONUTF8": "1",
+        "KVTRIAL_SHOW": "1",
+    }  # rule show prints the verdict
     if paths.checkout() is None and "KVTRIAL_RESULTS" not in variables:
         results = folder() / "results"
         results.mkdir(exist_ok=True)
