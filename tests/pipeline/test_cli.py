@@ -121,6 +121,12 @@ def test_an_unknown_subcommand_is_wrong_usage():
         (contract.RetiredCandidate("K0 was retired"), 1, "kvtrial: K0 was retired\n"),
         (OSError(30, "Read-only file system", "results"), 1, "Read-only file system: 'results'"),
         (KeyboardInterrupt(), 130, "kvtrial: interrupted"),
+        # Of a stage that is run as a command: its own module is __main__.
+        (
+            type("NoRun", (ValueError,), {"__module__": "__main__"})("no run"),
+            1,
+            "kvtrial: no run\n",
+        ),
     ],
 )
 def test_an_error_is_one_line_and_an_exit_code(error, code, said, capsys):

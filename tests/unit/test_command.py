@@ -72,14 +72,33 @@ def test_a_text_is_read_from_stdin(monkeypatch):
         ("cold ver", {"verify"}),
         ("verd", {"verdict"}),
         ("completion ''", {*completion.SHELLS, "--help"}),
+        ("run --profile ''", {"default", "full"}),
+        ("try K2", {"K2", "K2T"}),
+        ("try MINE --against K3", {"K3", "K3T"}),
+        ("generate x --model smol", {"smollm2-135m-instruct-q4_1"}),
+        ("compare a-run an", {"another-run"}),
     ],
 )
-def test_bash_completes_verbs_options_and_words(tmp_path, words, offered):
+def test_bash_completes_verbs_options_words_and_names(tmp_path, monkeypatch, words, offered):
     script = tmp_path / "kvtrial.bash"
     script.write_text(completion.script("bash", command.parser()), encoding="utf-8")
+    program = tmp_path / "kvtrial"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kvtrial "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for run in ("a-run", "another-run"):
+        (tmp_path / "results" / run).mkdir(parents=True)
+        (tmp_path / "results" / run / "protocol.json").touch()
+    monkeypatch.setenv("KVTRIAL_RESULTS", str(tmp_path / "results"))
     asked = BASH.format(script=script, words=words)
     done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == offered
+
+
+def test_names_that_cannot_be_read_are_none(tmp_path, monkeypatch):
+    (tmp_path / "models.yaml").write_text("models: [", encoding="utf-8")
+    monkeypatch.setenv("KVTRIAL_CONFIG", str(tmp_path))
+    assert completion.names("MODEL") == completion.names("no kind") == []
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
@@ -109,7 +128,9 @@ def test_in_a_checkout_the_pipeline_is_its_own():
     assert after(words, "--snakefile") == str(root / "workflow" / "Snakefile")
     # Relative as config.yaml has it: another spelling would be another input, and run stages again.
     assert words[-3:] == ["--config", "model=tiny-llama", "protocol=config/protocol-smoke.yaml"]
-    assert "--config" not in pipeline.command()
+    assert "--config" not in pipeline.command() and paths.how_to("adopt") == "make adopt"
+    words = pipeline.command(["adopt"], store="K2", force=True)
+    assert words[-3:] == ["--config", "store=K2", "force=true"]
 
 
 def test_away_from_a_checkout_everything_is_the_packages_and_results_are_here(
@@ -126,6 +147,7 @@ def test_away_from_a_checkout_everything_is_the_packages_and_results_are_here(
     assert after(words, "--snakefile") == str(paths.PACKAGE / "workflow" / "Snakefile")
     assert words[-1] == f"protocol={paths.PACKAGE / 'config' / 'protocol.yaml'}"
     assert paths.results_dir() == tmp_path / "home" / ".local" / "share" / "kvtrial" / "results"
+    assert paths.how_to() == "kvtrial run" and paths.how_to("report") == "kvtrial run report"
     became = []
     monkeypatch.setattr(os, "execve", lambda *given: became.append(given))
     pipeline.run(words)

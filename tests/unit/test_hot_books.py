@@ -128,7 +128,7 @@ def test_options_of_a_paged_store():
     spec = StoreSpec(1, 1, 1, 8, budget_bytes=1 << 16)
     with pytest.raises(
         InvalidArgument,
-        match="'fp8'; allowed: fp16, fp16t, fp32, fp32t, int4p, int4rp, int84rp, int8p, q8_0",
+        match="'fp8'; allowed: fp16, fp16t, fp32, fp32t, int4p, int4rp, int8r4rp, int8rp, q8_0",
     ):
         open_paged(spec, format="fp8")
     assert open_paged(spec).page_format == "fp32/head-major/P16/H1/D8"

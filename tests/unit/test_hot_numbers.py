@@ -17,8 +17,8 @@ from kvtrial.hot.formats import row_format
 ARMS = (flat.K0, flat.A1, paged.A2, paged.K1, paged.K1C, paged.K2, paged.K5, paged.K1T, paged.K2T)
 ARMS += (paged.K5T, paged.K6, paged.K6N, paged.K7)
 CANDIDATES = [arm for arm in ARMS if arm.not_built is None]
-TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "q8_0": 6e-2, "int8p": 6e-2}
-TOLERANCE |= {"int4p": 0.8, "int4rp": 0.8, "int84rp": 0.8}
+TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "q8_0": 6e-2, "int8rp": 6e-2}
+TOLERANCE |= {"int4p": 0.8, "int4rp": 0.8, "int8r4rp": 0.8}
 
 
 def softmax_attention(q, k, v, scale):

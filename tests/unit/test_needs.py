@@ -114,7 +114,7 @@ def test_random_weights_stand_for_a_file_that_does_not_run(own: Path, capsys) ->
     path = strange(own)
     assert command.main(["models", "--synthetic", str(path)]) == 0
     made, said = capsys.readouterr().out.splitlines()
-    assert "make verdict MODEL=" in said
+    assert "kvtrial run --model" in said
     like, model = engine.load(own), engine.load(made)
     assert model.synthetic and model.config == like.config
     name = models.register(made)  # as `make verdict MODEL=path` does

@@ -364,7 +364,7 @@ def test_a_phone_has_one_panel_below_the_other_and_the_deciding_one_first(
 
 
 def test_other_engines_are_shown_where_they_were_measured(run_dir: Path) -> None:
-    assert "Beside other engines" not in (run_dir / "report.html").read_text()
+    assert "Compared with other engines" not in (run_dir / "report.html").read_text()
     row = {
         "model": "m",
         "metric": "m1/attention_ms/fp32",
@@ -379,7 +379,7 @@ def test_other_engines_are_shown_where_they_were_measured(run_dir: Path) -> None
     (run_dir / "peers.json").write_text(json.dumps([row, slower]))
     report.write(run_dir, trial(steady(**ARMS)))
     page = (run_dir / "report.html").read_text()
-    assert page.count(">Beside other engines</h") == 2  # the figure and the table
+    assert page.count(">Compared with other engines</h") == 2  # the figure and the table
     assert "3.00 [2.50, 3.60]" in page and "<b>torch 2.15.0, scaled_dot" in page
     assert ">torch 2.15.0, slower</td>" in page and "46,080" in page
     assert (run_dir / "figures" / "peers.svg").is_file()

@@ -254,7 +254,9 @@ def test_another_eligible_arm_can_be_the_default_and_is_not_retired_then(tmp_pat
     [("C0", "a control"), ("K1C", "not built"), ("K9", "no arm of this trial")],
 )
 def test_an_arm_that_may_not_win_is_no_default(tmp_path, store, why):
-    with pytest.raises(adopt.NothingToAdopt, match=rf"STORE is '{store}': {why}.*allowed: K2T, "):
+    with pytest.raises(
+        adopt.NothingToAdopt, match=rf"the store to adopt is '{store}': {why}.*allowed: K2T, "
+    ):
         adopted(decided_run(tmp_path, KEEPS), tmp_path, "--store", store)
 
 

@@ -223,7 +223,7 @@ def test_what_failed_is_said_and_makes_it_unsound():
         "AttentionMasksHoles@P16: a hole leaked",
         "0.85",
         "X1 is 1.200x K1 at 4,096* [1.100, 1.300]: faster",
-        "beside K1's logits: KLD 0.0002, top token equal in 97%",
+        "compared with K1's logits: KLD 0.0002, top token equal in 97%",
         "2 runs of blocks discarded as disturbed",
         "* past the 4,095 positions that the model was trained for",
         "nothing is adopted",
@@ -235,5 +235,5 @@ def test_what_failed_is_said_and_makes_it_unsound():
     assert "- failed: X1: it raised" in lines
     # p95 is nobody's, so it has no column.
     assert "| 4,096* | X1 | 10.00 | 100.00 | 12.00 | 0.85 |" in lines
-    assert "- 4,096: beside K1's logits: KLD 0.0002, top token equal in 97%" in lines
+    assert "- 4,096: compared with K1's logits: KLD 0.0002, top token equal in 97%" in lines
     assert lines[-1] == "\\* past the 4,095 positions that the model was trained for"

@@ -13,10 +13,10 @@ rule adopt:
     params:
         run_dir=RUN.dir,
         selection=paths.selection_file(),
-        store=config["store"],
+        store=["--store", config["store"]] if config["store"] else [],
         force="--force" if config["force"] else "",
     message:
         "adopt: {RUN.run_id}"
     shell:
         "python -m kvtrial.stages.after.adopt --run-dir {params.run_dir:q}"
-        " --selection {params.selection:q} --store {params.store:q} {params.force} 2>&1 | tee {log:q}"
+        " --selection {params.selection:q} {params.store:q} {params.force} 2>&1 | tee {log:q}"

@@ -20,7 +20,8 @@ rule verdict:
 
 
 rule show:
-    """Name the run whose verdict `make` prints when all is done: without an output, so it always runs."""
+    """Name the run whose verdict `make` prints when all is done, and print it for `kvtrial run`: without an
+    output, so it always runs."""
     input:
         verdict=RUN.verdict,
     log:
@@ -34,4 +35,5 @@ rule show:
     message:
         "show: {params.run_id}"
     shell:
-        "echo {params.run_id:q} > {params.shown:q} 2> {log:q}"
+        "echo {params.run_id:q} > {params.shown:q} 2> {log:q}; "
+        '[ -z "${{KVTRIAL_SHOW:-}}" ] || python -m kvtrial verdict {params.run_id:q} || [ $? -eq 4 ]'

@@ -73,7 +73,7 @@ def decide(events: pd.DataFrame, protocol: Protocol, attempts: dict[str, Any]) -
         f"({low:.2f} to {high:.2f}, {ratio.n_blocks} blocks)"
     )
     if low <= 1 <= high:
-        said += "; the interval holds 1, so this is close to a tie"
+        said += "; the interval includes 1, so this is close to a tie"
     return {**result, "adopted": adopted, "reason": said}
 
 

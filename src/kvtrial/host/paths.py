@@ -26,6 +26,18 @@ def shipped() -> Path:
     return checkout() or PACKAGE
 
 
+def how_to(target: str = "verdict") -> str:
+    """What a person types for a target of the pipeline: ``make`` in a checkout, else what a wheel brings."""
+    if checkout():
+        return f"make {target}"
+    own = {
+        "verdict": "kvtrial run",
+        "ui": "kvtrial ui",
+        "build": "make the wheel again and install it",
+    }
+    return own.get(target, f"kvtrial run {target}")
+
+
 def user_dir(kind: str) -> Path:
     """The user's own folder for kvtrial; ``kind`` is "config" or "data"."""
     home = Path.home()

@@ -33,7 +33,7 @@ class Selection:
     fp32 : str
         What it opens with ``profile="fp32"``.
     reference : str
-        The best Cython arm: the reference path.
+        The best incumbent: the reference path.
     retired : tuple of str
         Not to be opened but for a trial.
     cold : str or None

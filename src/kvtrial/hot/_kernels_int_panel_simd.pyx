@@ -513,8 +513,8 @@ cdef int span_int84_rotated(const kv_span *span) noexcept nogil:
 def kernels():
     """Page format to its kernel, a ``kv_span_fn`` in a PyCapsule."""
     return {
-        "int8p": PyCapsule_New(<void *>span_int8, KV_KERNEL_CAPSULE, NULL),
+        "int8rp": PyCapsule_New(<void *>span_int8, KV_KERNEL_CAPSULE, NULL),
         "int4p": PyCapsule_New(<void *>span_int4, KV_KERNEL_CAPSULE, NULL),
         "int4rp": PyCapsule_New(<void *>span_int4_rotated, KV_KERNEL_CAPSULE, NULL),
-        "int84rp": PyCapsule_New(<void *>span_int84_rotated, KV_KERNEL_CAPSULE, NULL),
+        "int8r4rp": PyCapsule_New(<void *>span_int84_rotated, KV_KERNEL_CAPSULE, NULL),
     }

@@ -16,7 +16,7 @@ from kvtrial.host import build
 from kvtrial.hot.formats import RowFormat, compiled, row_format
 from kvtrial.hot.formats.fp16 import FP16, FP16T
 from kvtrial.hot.formats.fp32 import FP32, FP32T
-from kvtrial.hot.formats.int_panels import INT4P, INT4RP, INT8P, INT84RP
+from kvtrial.hot.formats.int_panels import INT4P, INT4RP, INT8RP, INT8R4RP
 from kvtrial.hot.formats.q8_0 import Q8_0
 
 
@@ -118,9 +118,9 @@ K5T = replace(
     K5,
     name="K5T",
     title="Paged, integer products, int8 panels",
-    profile=INT8P.profile,
+    profile=INT8RP.profile,
     layout="paged [kv_head], K and V panels",
-    open=partial(open_paged, format=INT8P),
+    open=partial(open_paged, format=INT8RP),
 )
 
 K6 = replace(
@@ -145,6 +145,6 @@ K7 = replace(
     K5T,
     name="K7",
     title="Paged, integer products, K int8, V 4 bits and rotated",
-    profile=INT84RP.profile,
-    open=partial(open_paged, format=INT84RP),
+    profile=INT8R4RP.profile,
+    open=partial(open_paged, format=INT8R4RP),
 )

@@ -19,7 +19,8 @@ EXIT_SLOWER = 5
 
 def _is_ours(error: BaseException) -> bool:
     """Whether the message was written for the person at the terminal."""
-    return type(error).__module__.partition(".")[0] == "kvtrial"
+    # An error of the module that runs as a command, such as a stage's own, is of __main__.
+    return type(error).__module__.partition(".")[0] in ("kvtrial", "__main__")
 
 
 def exit_with(main: Callable[[], int]) -> None:

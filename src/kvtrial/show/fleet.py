@@ -160,8 +160,8 @@ def render(rows: list[dict[str, Any]]) -> Any:
     parts.append(
         Text(
             "machine: its class and host. run: what to run, and its tokens/s over the FP32 arm's. language: the "
-            "Rust arm's tokens/s over the Cython arm's that decides. cold: Z1's restore time over Z2's. All with "
-            "their interval. begun: the day and the commit.",
+            "challenger's tokens/s over those of the incumbent with the smallest lead. cold: Z1's restore time "
+            "over Z2's. All with their interval. begun: the day and the commit.",
             "dim",
         )
     )

@@ -79,7 +79,7 @@ def markdown(verdict: Document, links: Mapping[str, str]) -> str:
     if language["against"]:
         lines += [
             "",
-            f"### {language['challenger']} over the Cython arms"
+            f"### {language['challenger']} over the incumbents"
             + (f" at {primary:,}" if primary else ""),
             "",
             "| incumbent | ratio of tokens/s, 95% interval | blocks |",

@@ -44,7 +44,7 @@ def ensure_built() -> dict[str, object]:
     wanted = build.current_identity()
     if not wanted:
         raise StaleBuild(
-            "the kernels are not built, and no sources lie beside this package: install it again"
+            "the kernels are not built, and this package has no sources to build from: install it again"
         )
     facts = installed_facts()
     if not _is_of(facts, wanted):
@@ -52,7 +52,7 @@ def ensure_built() -> dict[str, object]:
             facts = installed_facts()  # another process may have built them meanwhile
             if not _is_of(facts, wanted):
                 facts = _compile(facts, wanted)
-    for what, missing in (("the Rust candidates", "rust_missing"), ("K1C", "clang_missing")):
+    for what, missing in (("K3, K3T and K4", "rust_missing"), ("K1C", "clang_missing")):
         if facts[missing]:
             print(f"build: without {what}: {facts[missing]}", file=sys.stderr)
     return facts

@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="TARGET",
         help="verdict by default; or report, adopt, peers, or a stage such as m2",
     )
-    sub.add_argument("--model", help="a name of `kvtrial models`, or a GGUF file")
+    sub.add_argument("--model", metavar="MODEL", help="a name of `kvtrial models`, or a GGUF file")
     sub.add_argument(
         "--protocol", help="a registration's path; smoke: a small one that decides nothing"
     )
@@ -77,6 +77,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="STAGE",
         help="measure this stage again, as another attempt",
     )
+    sub.add_argument(
+        "--store", metavar="CANDIDATE", help="adopt: an eligible arm other than the verdict's"
+    )
+    sub.add_argument(
+        "--force",
+        action="store_true",
+        help="adopt: a verdict of random weights or a smoke run, too",
+    )
 
     sub = add(
         verbs.protocol,
@@ -87,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--add",
         action="append",
-        metavar="NAME",
+        metavar="CANDIDATE",
         help="a candidate to add: the challenger that is tested, or a profile; may be given again",
     )
     sub.add_argument("--base", help="the protocol to start from; smoke: the small one")
@@ -104,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
         "verdict --full",
         f"{_CODES} A run without a verdict is shown as PROVISIONAL, with code {EXIT_INCONCLUSIVE}.",
     )
-    sub.add_argument("run", nargs="?", help="run_id or folder")
+    sub.add_argument("run", nargs="?", metavar="RUN", help="run_id or folder")
     sub.add_argument("--full", action="store_true", help="all tables, not only the first")
     sub.add_argument("--json", action="store_true", help="verdict.json as it is")
 
@@ -114,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
         "decide results/RUN_ID",
         _CODES,
     )
-    sub.add_argument("run", help="run_id or folder")
+    sub.add_argument("run", metavar="RUN", help="run_id or folder")
     sub.add_argument("--full", action="store_true", help="all tables, not only the first")
 
     sub = add(
@@ -123,9 +131,14 @@ def parser() -> argparse.ArgumentParser:
         'generate "Once upon a time" --tokens 64',
     )
     sub.add_argument("text", help="the prompt; - reads it from stdin")
-    sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
+    sub.add_argument(
+        "--model",
+        default=layout.DEFAULT_MODEL,
+        metavar="MODEL",
+        help="a name of `kvtrial models`",
+    )
     sub.add_argument("--tokens", type=whole(1, MAX_TOKENS), default=64, help="tokens to make")
-    sub.add_argument("--store", help="a candidate; by default the adopted one")
+    sub.add_argument("--store", metavar="CANDIDATE", help="by default the adopted one")
     sub.add_argument("--profile", help="without --store: fp32, or the adopted store's own profile")
     sub.add_argument(
         "--cold",
@@ -143,10 +156,15 @@ def parser() -> argparse.ArgumentParser:
     )
 
     sub = add(verbs.fetch, "fetch or make a model's file", f"fetch {layout.DEFAULT_MODEL}")
-    sub.add_argument("name", help="a name of `kvtrial models`")
+    sub.add_argument("name", metavar="MODEL", help="a name of `kvtrial models`")
 
     sub = add(verbs.doctor, "check this machine and say what is missing", "doctor --json")
-    sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
+    sub.add_argument(
+        "--model",
+        default=layout.DEFAULT_MODEL,
+        metavar="MODEL",
+        help="a name of `kvtrial models`",
+    )
     sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(
@@ -156,14 +174,19 @@ def parser() -> argparse.ArgumentParser:
         f"Exit code 0: it passed and was measured. {EXIT_FAILED}: it failed. {EXIT_SLOWER}: with --fail-below, "
         "it is slower than that.",
     )
-    sub.add_argument("name", help="a name of `kvtrial candidates`")
-    sub.add_argument("--against", help="another candidate; by default the adopted store")
+    sub.add_argument("name", metavar="CANDIDATE", help="a name of `kvtrial candidates`")
+    sub.add_argument("--against", metavar="CANDIDATE", help="by default the adopted store")
     sub.add_argument(
         "--against-ref",
         metavar="REF",
         help="a git ref of its package, such as main: it is built once in results/refs, and the two take turns",
     )
-    sub.add_argument("--model", default=layout.DEFAULT_MODEL, help="a name of `kvtrial models`")
+    sub.add_argument(
+        "--model",
+        default=layout.DEFAULT_MODEL,
+        metavar="MODEL",
+        help="a name of `kvtrial models`",
+    )
     sub.add_argument(
         "--context",
         type=wholes(1, MAX_TOKENS),
@@ -192,7 +215,7 @@ def parser() -> argparse.ArgumentParser:
         "conformance MINE --page-tokens 16 --tests AttentionMasksHoles",
         f"Exit code 0: nothing failed. {EXIT_FAILED}: a check failed, or the candidate crashed.",
     )
-    sub.add_argument("name", help="a name of `kvtrial candidates`")
+    sub.add_argument("name", metavar="CANDIDATE", help="a name of `kvtrial candidates`")
     sub.add_argument(
         "out", nargs="?", type=Path, metavar="OUT", help="a JSON file to write the outcome to"
     )
@@ -206,7 +229,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--tests", nargs="+", metavar="TEST", help="names of tests; all by default")
 
     sub = add(verbs.fleet, "show many verdicts in one table", "fleet results/*/verdict.json --json")
-    sub.add_argument("files", nargs="+", type=Path, metavar="FILE", help="verdict.json, or a run")
+    sub.add_argument("files", nargs="+", type=Path, metavar="RUN", help="verdict.json, or a run")
     sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(
@@ -223,7 +246,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--arm",
         action="append",
-        metavar="NAME",
+        metavar="CANDIDATE",
         help="show this arm over the runs; may be given again",
     )
     _add_forms(sub)
@@ -249,7 +272,7 @@ def parser() -> argparse.ArgumentParser:
         "say what each model needs, and what context fits this machine",
         "models --model path/to/model.gguf",
     )
-    sub.add_argument("--model", metavar="NAME|PATH", help="this one alone")
+    sub.add_argument("--model", metavar="MODEL", help="this one alone: a name, or a GGUF file")
     sub.add_argument(
         "--synthetic",
         type=Path,

@@ -108,8 +108,8 @@ def cores(logical: int, physical: int | None, usable: int) -> Finding:
     if usable == 1:
         state, meaning = (
             State.NOTE,
-            "enough for `make verdict`; whatever else runs takes its time from the trial, and "
-            "`make full` has no cells with several threads",
+            "enough for a trial; whatever else runs takes its time from it, and profile full has no cells with "
+            "several threads",
         )
     elif usable < logical:
         state, meaning = (
@@ -186,7 +186,7 @@ def rustc(text: str, missing: str) -> Finding:
         text,
         missing,
         "K3, K4 and K3T",
-        "the trial chooses among the Cython arms: install Rust 1.73 or newer",
+        "the trial runs without challengers: install Rust 1.73 or newer",
     )
 
 
@@ -205,10 +205,11 @@ def clang(text: str, missing: str) -> Finding:
 def _optional_compiler(name: str, text: str, missing: str, arms: str, without: str) -> Finding:
     if text and not missing:
         return Finding(name, text, text, State.GOOD, f"with {arms} in the trial")
+    again = paths.how_to("build")
     if text:
-        meaning = f"the installed kernels are without {arms} ({missing}); make build looks again"
+        meaning = f"the installed kernels are without {arms} ({missing}); to look again: {again}"
     else:
-        meaning = f"without {arms} {without}, then make build"
+        meaning = f"without {arms} {without}, then {again}"
     return Finding(name, text, text or "none", State.NOTE, meaning)
 
 
@@ -368,9 +369,9 @@ def render(findings: Sequence[Finding]) -> Any:
     if stops:
         last = f"A run is not possible yet: {', '.join(stops)}."
     elif poor:
-        last = f"You can run now, but results are better without: {', '.join(poor)}. Next: make verdict"
+        last = f"You can run now, but results are better without: {', '.join(poor)}. Next: {paths.how_to()}"
     else:
-        last = "Ready: make verdict"
+        last = f"Ready: {paths.how_to()}"
     return Group(table, Text(last, "bold"))
 
 

@@ -28,6 +28,8 @@ def command(
     cores: int = 1,
     dry_run: bool = False,
     forcerun: Sequence[str] = (),
+    store: str | None = None,
+    force: bool = False,
 ) -> list[str]:
     """The command line of Snakemake.
 
@@ -43,6 +45,10 @@ def command(
         ``default`` or ``full``.
     forcerun : sequence of str
         Stages that are measured again, in an attempt of their own.
+    store : str, optional
+        Of `adopt`: an eligible arm in place of the one that the verdict names.
+    force : bool
+        Of `adopt`: take a verdict of random weights or of a smoke run as well.
 
     Raises
     ------
@@ -54,6 +60,8 @@ def command(
         "model": str(Path(model).resolve()) if model and model.endswith(".gguf") else model,
         "protocol": _protocol(protocol, root),
         "profile": profile,
+        "store": store,
+        "force": "true" if force else None,
     }
     if paths.checkout() is None and protocol is None:
         chosen["protocol"] = str(home / "config" / "protocol.yaml")
@@ -66,7 +74,8 @@ def command(
         *("--snakefile", str(home / "workflow" / "Snakefile"), "--directory", str(root)),
         *("--workflow-profile", str(home / "profiles" / "default")),
         *("--configfile", str(home / "config" / "config.yaml")),
-        *(["--dry-run"] if dry_run else []),
+        # Which stage begins, warnings and errors; a dry run is asked for the reasons.
+        *(["--dry-run"] if dry_run else ["--quiet", "host", "progress", "reason"]),
         *(["--forcerun", *forcerun] if forcerun else []),
         *(["--config", *given] if given else []),
     ]
@@ -87,7 +96,11 @@ def _protocol(asked: str | None, root: Path) -> str | None:
 
 def run(arguments: Sequence[str]) -> None:
     """Become that command, with results in the current folder where there is no checkout."""
-    variables = {**os.environ, "PYTHONUTF8": "1"}
+    variables = {
+        **os.environ,
+        "PYTHONUTF8": "1",
+        "KVTRIAL_SHOW": "1",
+    }  # rule show prints the verdict
     if paths.checkout() is None and "KVTRIAL_RESULTS" not in variables:
         results = folder() / "results"
         results.mkdir(exist_ok=True)

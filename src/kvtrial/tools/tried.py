@@ -195,7 +195,7 @@ def _details(document: Tried, cell: TriedCell) -> list[str]:
         )
     if agreement["kld"] is not None:
         found.append(
-            f"beside {against}'s logits: KLD {agreement['kld']:.2g}, top token equal in "
+            f"compared with {against}'s logits: KLD {agreement['kld']:.2g}, top token equal in "
             f"{agreement['top1']:.0%}"
         )
     elif agreement["bitwise"] is not None:

@@ -63,7 +63,7 @@ REF_ROUNDS = 192
 BLOCK_S, ATTENTION_S = 5.0, 5.0
 ATTENTION_BLOCKS = 3
 CONFORMANCE_TIMEOUT_S = 600.0
-NOTE = "nothing is adopted from this: `make verdict` measures every context and decides"
+NOTE = f"nothing is adopted from this: `{paths.how_to()}` measures every context and decides"
 
 
 class NothingToCompare(ConfigError):

@@ -27,7 +27,7 @@ def _newest_run() -> Path:
     """The run whose verdict, or whose last finished block, is the newest."""
     runs = [path.parent for path in paths.results_dir().glob("*/protocol.json")]
     if not runs:
-        raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
+        raise NoVerdict(f"no verdict under {paths.results_dir()}; run: {paths.how_to()}")
     return max(runs, key=_last_change)
 
 
@@ -56,9 +56,13 @@ def _show(run_dir: Path, full: bool = False) -> int:
     document = fleet.load(run_dir)
     console = printed.console()
     page = run_dir / "report.html"
-    where = f"{page}" if page.is_file() else f"{run_dir} (one page with figures: make report)"
+    where = (
+        f"{page}"
+        if page.is_file()
+        else f"{run_dir} (one page with figures: {paths.how_to('report')})"
+    )
     rest = "" if full else "All of it: kvtrial verdict --full. "
-    console.print(f"{rest}Figures: {where}, or make ui", soft_wrap=True)
+    console.print(f"{rest}Figures: {where}, or {paths.how_to('ui')}", soft_wrap=True)
     console.print(terminal.render(document, full=full))
     return _code(document)
 
@@ -93,7 +97,7 @@ def verdict(args: argparse.Namespace) -> int:
     path = run_dir / "verdict.json"
     if not path.is_file():
         if not (run_dir / "protocol.json").is_file():
-            raise NoVerdict(f"{run_dir} has no verdict.json yet; run: make verdict")
+            raise NoVerdict(f"{run_dir} has no verdict.json yet; run: {paths.how_to()}")
         return _show_so_far(run_dir, args.full, args.json)
     if not args.json:
         return _show(run_dir, args.full)
@@ -124,6 +128,8 @@ def run(args: argparse.Namespace) -> None:
             cores=args.cores,
             dry_run=args.dry_run,
             forcerun=args.forcerun or (),
+            store=args.store,
+            force=args.force,
         )
     )
 
@@ -248,7 +254,7 @@ def models(args: argparse.Namespace) -> None:
     if args.synthetic is not None:
         made = needs.make_synthetic(args.synthetic)
         print(
-            f"{made}\nrandom weights in the shape of {args.synthetic}; measure it: make verdict MODEL='{made}'"
+            f"{made}\nrandom weights in the shape of {args.synthetic}; measure it: kvtrial run --model '{made}'"
         )
         return
     told = needs.of_registered() if args.model is None else [needs.of_model(args.model)]
@@ -315,7 +321,7 @@ def history(args: argparse.Namespace) -> None:
 
     runs = [path.parent for path in sorted(paths.results_dir().glob("*/verdict.json"))]
     if not runs:
-        raise NoVerdict(f"no verdict under {paths.results_dir()}; run: make verdict")
+        raise NoVerdict(f"no verdict under {paths.results_dir()}; run: {paths.how_to()}")
     decided, problems = verdicts.load_all(runs)
     found = comparing.history(decided, args.arm or ())
     _print_rows(args, found, comparing.told(found))

@@ -106,8 +106,7 @@ def _browse(results: Path, arguments: list[str]) -> None:
     refuse_embedded()
     if not os.environ.get("MLFLOW_TRACKING_URI") and not database(results).is_file():
         raise ConfigError(
-            f"no MLflow store in {results} yet; run `make smoke` or `make verdict`, or, where there "
-            f"are results: {REBUILD}"
+            f"no MLflow store in {results} yet; run `{paths.how_to()}`, or, where there are results: {REBUILD}"
         )
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         for manifest in sorted(results.glob("*/manifest.json")):

@@ -56,8 +56,9 @@ that one for each arm and cell. In the UI, choose "Model training" at the top le
 | `direct_write` | K and V written in place against scratch and append |
 | `cold_tier` | spill, restore and crashes of the cold stores |
 
-Arms: K0, A1, A2 scalar; K1 fused SIMD in Cython, K3 and K4 in Rust; K2 FP16, K5 Q8_0. A T behind the name: K is
-transposed within the page. `tokens_per_s/K1` has the context as its step, so its chart is the scaling curve."""
+Arms: K0, A1, A2 scalar; K1 fused SIMD in Cython, K3 and K4 in Rust; K2 FP16, K5 Q8_0, K5T, K6 and K7
+panels of 8 or 4 bits. K1T, K2T and K3T: K is transposed within the page.
+`tokens_per_s/K1` has the context as its step, so its chart is the scaling curve."""
 #: How long another program may hold the database before we go on without it.
 LOCKED_S = 5.0
 

@@ -206,17 +206,17 @@ cdef Side int8_rotated = Side(8, True)
 cdef Side int4_rotated = Side(4, True)
 # A step is max / 127 or max / 7, below 65520. A rotated element is at most 16 times, the root of 256, the
 # largest: 520065 and 28665 would do but for rounding.
-cdef PanelRows int8p = panel_rows(510000.0, int8_rotated, int8)
+cdef PanelRows int8rp = panel_rows(510000.0, int8_rotated, int8)
 cdef PanelRows int4p = panel_rows(7 * 65520.0, int4, int4)
 cdef PanelRows int4rp = panel_rows(28000.0, int4_rotated, int4_rotated)
-cdef PanelRows int84rp = panel_rows(28000.0, int8_rotated, int4_rotated)
+cdef PanelRows int8r4rp = panel_rows(28000.0, int8_rotated, int4_rotated)
 
 
 def rows():
     """Format to its ``kv_rows`` in a capsule."""
     return {
-        "int8p": PyCapsule_New(&int8p, KV_ROWS_CAPSULE, NULL),
+        "int8rp": PyCapsule_New(&int8rp, KV_ROWS_CAPSULE, NULL),
         "int4p": PyCapsule_New(&int4p, KV_ROWS_CAPSULE, NULL),
         "int4rp": PyCapsule_New(&int4rp, KV_ROWS_CAPSULE, NULL),
-        "int84rp": PyCapsule_New(&int84rp, KV_ROWS_CAPSULE, NULL),
+        "int8r4rp": PyCapsule_New(&int8r4rp, KV_ROWS_CAPSULE, NULL),
     }

@@ -1,7 +1,7 @@
 """Int8 and 4-bit codes in blocks of 32, as panels for integer products: scores and values of integers.
 
-``int8p`` has int8 with K rotated by a Hadamard transform of head_dim, whose outliers spread over the row; in
-``int4rp`` K and V have 4 bits and are rotated; ``int4p`` is the same without it. ``int84rp`` has K as int8p does,
+``int8rp`` has int8 with K rotated by a Hadamard transform of head_dim, whose outliers spread over the row; in
+``int4rp`` K and V have 4 bits and are rotated; ``int4p`` is the same without it. ``int8r4rp`` has K as int8rp does,
 and V as int4rp. The query is rounded in blocks of 32 too, and the weights of 32 rows together.
 """
 
@@ -117,7 +117,7 @@ def _format(
 
 
 # The limits are those of _int_panels.pyx.
-INT8P = _format("int8p", 510000.0, 8, 8, turned="K")
+INT8RP = _format("int8rp", 510000.0, 8, 8, turned="K")
 INT4P = _format("int4p", 7 * 65520.0, 4, 4)
 INT4RP = _format("int4rp", 28000.0, 4, 4, turned="KV")
-INT84RP = _format("int84rp", 28000.0, 8, 4, turned="KV")
+INT8R4RP = _format("int8r4rp", 28000.0, 8, 4, turned="KV")

@@ -17,9 +17,9 @@ TITLE = "The pairs that decide"
 CAPTION = (
     "Ratio of decode tokens/s in the cells that decide, with its two-sided interval over n blocks; a block is one "
     "fresh process. Right of 1 the first arm is faster. Upper rows: each reduced profile over the FP32 arm, at the "
-    "confidence that allows for their number. Lower rows: the Rust arm that was tested over the Cython arms, at "
+    "confidence that allows for their number. Lower rows: the challenger over each incumbent, at "
     "95%. Dashes: what the lower bound has to reach in the primary cell. Arms many times slower are left to the "
-    "table. Where layouts differ, a ratio is of them too, not of languages alone."
+    "table. Where layouts differ, the ratio reflects them as well as the language."
 )
 
 #: The panels' ends, as far as the pairs don't need more.

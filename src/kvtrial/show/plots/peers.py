@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from kvtrial.show.plots import style
 
-TITLE = "Beside other engines"
+TITLE = "Compared with other engines"
 CAPTION = (
-    "Ratio of ours to the peer with its two-sided 95% t interval over blocks (n beside each). Right of 1 ours is "
+    "Ratio of ours to the peer with its two-sided 95% t interval over n blocks. Right of 1 ours is "
     "better. Each side is at its best setting in the cell; the table has the peers' other settings."
 )
 

@@ -1,4 +1,4 @@
-"""What fewer bytes cost in quality and bring in speed: KLD against bytes a token, tokens/s beside each arm."""
+"""What fewer bytes cost in quality and bring in speed: KLD against bytes a token, tokens/s with each arm."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvtrial.decision.document import Document
+from kvtrial.show import answers
 from kvtrial.show.plots import style
 
 TITLE = "Quality, bytes and speed"
 CAPTION = (
     "Mean KL divergence from the FP32 arm, the largest of the contexts within the trained length, against the "
     "bytes of K and V that a token takes. The line reaches to the upper bound of its 95% bootstrap interval over "
-    "chunks (n beside the name). Tokens/s is of the primary cell."
+    "chunks (n behind the name). Tokens/s is of the primary cell."
 )
+#: Height of a label in points, and the ratio of KLD below which two would lie on each other.
+_LABEL, _NEAR = 24, 4.0
 
 
 def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
@@ -28,6 +31,7 @@ def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
     if not shown:
         return None
     drawn, (axis,) = style.figure()
+    places: list[tuple[int, float]] = []
     for row, worst in shown:
         look = style.look(row["candidate"])
         at, mean = row["bytes_per_token"], worst["mean_kld"]
@@ -36,11 +40,15 @@ def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
         text = f"{row['candidate']} (n={worst['chunks']})"
         if row["against_fp32"]:
             primary = next(iter(row["against_fp32"]))
-            text += f"\n{row['tokens_per_s'][primary]:.1f} tokens/s"
+            text += f"\n{answers.significant(row['tokens_per_s'][primary])} tokens/s"
+        # Arms that hold the same rows share a place: their labels stand below each other.
+        below = sum(at == x and max(mean, y) < _NEAR * min(mean, y) for x, y in places)
+        places.append((at, mean))
+        offset = (8, -_LABEL * below)
         axis.annotate(
-            text, (at, mean), xytext=(8, 0), textcoords="offset points", fontsize=8, va="center"
+            text, (at, mean), xytext=offset, textcoords="offset points", fontsize=8, va="center"
         )
-    axis.margins(x=0.25, y=0.15)
+    axis.margins(x=0.25, y=0.25)
     style.plain_log(axis, "x")
     axis.set_yscale("log")
     axis.set_xlabel("bytes of K and V a token, all layers (log scale)")

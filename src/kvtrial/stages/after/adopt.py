@@ -66,7 +66,7 @@ def entry(verdict: Document, *, store: str = "", force: bool = False) -> Entry:
     if run["store"] is None:
         raise NothingToAdopt(
             f"what to run is undecided: {run['reason']}; nothing is adopted. Remove the cause and give "
-            "`make verdict` again"
+            f"`{paths.how_to()}` again"
         )
     if verdict["machine"] != machine.machine_class():
         raise NothingToAdopt(
@@ -75,8 +75,8 @@ def entry(verdict: Document, *, store: str = "", force: bool = False) -> Entry:
         )
     if not force and (weak := _weak(verdict)):
         raise NothingToAdopt(
-            f"{weak}: run a trial with a real model and the default protocol, or give `make adopt FORCE=1` with "
-            "the same MODEL and PROTOCOL"
+            f"{weak}: run a trial with a real model and the default protocol, or give `make adopt FORCE=1` or "
+            "`kvtrial run adopt --force` with the same model and protocol"
         )
     arm = _arm(verdict, store or run["store"])
     return {
@@ -113,7 +113,9 @@ def _arm(verdict: Document, name: str) -> answers.Arm:
     ]
     if name not in allowed:
         why = "; ".join(arms[name].reasons) if name in arms else "no arm of this trial"
-        raise NothingToAdopt(f"STORE is {name!r}: {why}; allowed: {', '.join(allowed)}")
+        raise NothingToAdopt(
+            f"the store to adopt is {name!r}: {why}; allowed: {', '.join(allowed)}"
+        )
     return arms[name]
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 from kvtrial.decision import rule, validity
 from kvtrial.decision.document import Document
 from kvtrial.decision.verdict import NEEDED, Verdict, decide
+from kvtrial.host import paths
 from kvtrial.measure import figures
 from kvtrial.measure.plan import SamplingPlan, cell_name
 from kvtrial.registration import Cell, Protocol
@@ -86,7 +87,7 @@ def decide_so_far(run_dir: Path) -> SoFar:
     if next(iter(counts.values())) < _FEWEST:
         raise NothingYet(
             f"{run_dir.name} has no verdict yet, and too little to decide on: {'; '.join(missing)}. "
-            f"{_FEWEST} blocks of the primary cell are needed: ask again later, or go on with `make verdict`"
+            f"{_FEWEST} blocks of the primary cell are needed: ask again later, or go on with `{paths.how_to()}`"
         )
     if (rows["protocol_sha256"] != protocol.sha256(registered)).any():
         decide(rows, registered)  # says what is mixed
@@ -98,7 +99,7 @@ def decide_so_far(run_dir: Path) -> SoFar:
     for row in [*data["arms"], *data["contrasts"], *data["hypotheses"]]:
         row["role"] = roles[cell_name({key: row[key] for key in _CELL})]
     data["protocol_sha256"] = protocol.sha256(registered)
-    return SoFar(Verdict(data), missing or ["the verdict itself: give `make verdict` again"])
+    return SoFar(Verdict(data), missing or [f"the verdict itself: give `{paths.how_to()}` again"])
 
 
 def _valid(rows: pd.DataFrame, registered: Protocol, stage: str) -> pd.DataFrame:
