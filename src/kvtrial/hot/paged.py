@@ -16,7 +16,7 @@ from kvtrial.host import build
 from kvtrial.hot.formats import RowFormat, compiled, row_format
 from kvtrial.hot.formats.fp16 import FP16, FP16T
 from kvtrial.hot.formats.fp32 import FP32, FP32T
-from kvtrial.hot.formats.int_panels import INT4P, INT4RP, INT8RP, INT8R4RP
+from kvtrial.hot.formats.int_panels import INT4P, INT4RP, INT8R4RP, INT8RP
 from kvtrial.hot.formats.q8_0 import Q8_0
 
 
