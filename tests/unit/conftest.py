@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvtrial.cold import KINDS
@@ -16,3 +18,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def store() -> PatternStore:
     return PatternStore()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a cold store may come to lie."""
+    return tmp_path / "cold"
