@@ -31,7 +31,10 @@ from kvtrial.tracking import store as stores
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TABLE = trial(steady(**ARMS), missing={"K0": "pool"})
-RUNS_OF_A_STAGE = len(ARMS) * 3
+#: Arms that MLflow is told of, in three contexts: a run takes it a tenth of a second.
+TOLD = ("K0", "K1", "K2T")
+EVENTS = TABLE[~TABLE["candidate"].isin(ARMS.keys() - set(TOLD))]
+RUNS_OF_A_STAGE = len(TOLD) * 3
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +56,7 @@ def run_dir(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "results" / "tiny-11111111-22222222-333333333333"
-    for stage, rows in TABLE.groupby("stage"):
+    for stage, rows in EVENTS.groupby("stage"):
         events.write(rows, folder / "events" / f"{stage}.parquet")
     shutil.copy(empty_database, folder.parent)
     (folder / "protocol.json").write_text(json.dumps(FEW))
@@ -459,9 +462,9 @@ def test_the_store_can_be_made_again_from_results_alone(run_dir: Path) -> None:
 
 
 def test_every_attempt_is_rebuilt_in_its_state(run_dir: Path) -> None:
-    forced = TABLE[TABLE["stage"] == "m2"].assign(attempt=2)
+    forced = EVENTS[EVENTS["stage"] == "m2"].assign(attempt=2)
     both = events.to_frame(
-        [*TABLE[TABLE["stage"] == "m2"].to_dict("records"), *forced.to_dict("records")]
+        [*EVENTS[EVENTS["stage"] == "m2"].to_dict("records"), *forced.to_dict("records")]
     )
     events.write(both, run_dir / "events" / "m2.parquet")
     (run_dir / "events" / "m1.parquet").unlink()
