@@ -1,4 +1,4 @@
-"""What the cold-tier tests share: each kind of cold store, and a hot store of plain bytes to spill."""
+"""What unit tests share: kinds of cold stores, a hot store of plain bytes to spill, an empty MLflow store."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def store() -> PatternStore:
 def folder(tmp_path: Path) -> Path:
     """Where a cold store may come to lie."""
     return tmp_path / "cold"
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, made once: that takes it seconds."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
