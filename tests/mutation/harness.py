@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from mutants import MUTANTS, Mutant, MutantError
+from mutant import Mutant, MutantError
+from mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_COPIED = (".git", ".venv", "build", "results", ".snakemake", "__pycache__", ".*_cache")

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import harness
 import pytest
-from mutants import COLD, HOT, KERNEL_FAULTS, MUTANTS, Mutant, MutantError
+from mutant import Mutant, MutantError
+from mutants import MUTANTS
+from mutants_cold import COLD
+from mutants_hot import HOT, KERNEL_FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from spilling import P
 
 from kvtrial.cold import KINDS, disk, index, open_cold, segments
 from kvtrial.cold.records import FILE_HEADER_BYTES
 from kvtrial.cold.recovery import recover
 from kvtrial.cold.segments import SegmentLog
 from kvtrial.measure.cold.pattern import PatternStore
-
-P = 16
 
 
 class Watched:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from spilling import P
 
 from kvtrial.cold import errors, open_cold
 from kvtrial.cold.records import FILE_HEADER_BYTES
-
-P = 16
 
 
 def spilled(kind, folder, store):

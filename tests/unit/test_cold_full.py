@@ -12,10 +12,10 @@ import textwrap
 
 import numpy as np
 import pytest
+from spilling import P
 
 from kvtrial.cold import KINDS, disk, errors, open_cold, reserve
 
-P = 16
 IN_A_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 
 

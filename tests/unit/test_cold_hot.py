@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from spilling import P
 
 from kvtrial.candidates import candidates
 from kvtrial.cold import Identity, open_cold
@@ -11,7 +12,6 @@ from kvtrial.cold.errors import IdentityMismatch
 from kvtrial.cold.page import PageMeta, content_address
 from kvtrial.contract import PoolExhausted, StoreSpec
 
-P = 16
 ROWS = 3 * P + 5
 SHAPE = {"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 32, "page_tokens": P}
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from spilling import P
 
 from kvtrial.cold import errors, open_cold, upkeep
-
-P = 16
 
 
 @pytest.fixture

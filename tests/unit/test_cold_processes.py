@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from spilling import P
 
 from kvtrial.cold import errors, index, open_cold
 from kvtrial.measure.cold.pattern import PatternStore
 
-P = 16
 HEAD = """
 import json, os, signal, sys, threading
 from pathlib import Path

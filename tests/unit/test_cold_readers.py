@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
+from spilling import P, tokens
 
 from kvtrial.cold import KINDS, open_cold, segments
 from kvtrial.cold.store import ColdStore
-
-P = 16
-
-
-def tokens(n, first=0):
-    return np.arange(n) + 1000 * first
 
 
 @pytest.fixture(params=sorted(KINDS))

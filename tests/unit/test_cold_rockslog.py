@@ -11,10 +11,10 @@ import sys
 import numpy as np
 import pytest
 from kvtrial.cold._crc32c import crc32c
+from spilling import P
 
 from kvtrial.cold import errors, open_cold, rockslog
 
-P = 16
 LONG = 40 * P  # rows of a batch that takes more than two blocks of the log
 
 

@@ -7,13 +7,12 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from spilling import P
 
 from kvtrial.cold import KINDS, errors, keys, open_cold
 from kvtrial.cold.store import RESTORE_PAGES
 from kvtrial.contract import InvalidArgument, PoolExhausted, StepIncomplete, StoreSpec
 from kvtrial.measure.cold.pattern import PatternStore
-
-P = 16
 
 
 def tokens(n):

@@ -6,13 +6,12 @@ import json
 
 import numpy as np
 import pytest
+from spilling import P
 
 from kvtrial.cold import KINDS, errors, open_cold
 from kvtrial.contract import InvalidArgument
 from kvtrial.measure.cold.pattern import PatternStore
 from kvtrial.tools import command
-
-P = 16
 
 
 @pytest.fixture(params=sorted(KINDS))

@@ -83,3 +83,47 @@ def test_an_arm_that_decides_is_timed_in_every_profile() -> None:
         check({**PROTOCOL, "timed_in_full": ["K3"]})
     with pytest.raises(ProtocolError, match="timed_in_full: 'K9' is not among candidates"):
         check({**PROTOCOL, "timed_in_full": ["K9"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"page_tokens": 0}, "page_tokens"),
+        ({"surprise": 1}, "surprise"),
+        ({"candidates": ["K1"]}, "K3"),
+        ({"cells": []}, "cells"),
+        (
+            {"known_answers": {**PROTOCOL["known_answers"], "candidate": "K9"}},
+            "known_answers.candidate: 'K9'",
+        ),
+        ({"parity": {**PROTOCOL["parity"], "baseline": "K9"}}, "parity.baseline: 'K9'"),
+        ({"parity": {**PROTOCOL["parity"], "comparison": "K9"}}, "parity.comparison: 'K9'"),
+        ({"parity": {**PROTOCOL["parity"], "slow": ["K9"]}}, "parity.slow: 'K9'"),
+        (
+            {"hypotheses": [{"id": "X1", "claim": "fast", "from": "K1", "to": "TwoPas"}]},
+            "hypotheses.X1: 'TwoPas' is not among candidates",
+        ),
+        (
+            {"sampling": {**PROTOCOL["sampling"], "pairs": [["K3", "K9"]]}},
+            "sampling.pairs.0: 'K9'",
+        ),
+        ({"sampling": {**PROTOCOL["sampling"], "most": 7}}, "blocks 8 and most 7"),
+        (
+            {"decision": {**PROTOCOL["decision"], "reference": "K2"}},
+            "decision.reference: 'K2' is not among incumbents",
+        ),
+        ({"conformance": {"page_tokens": [16]}}, "conformance.page_tokens: 32 is measured"),
+        ({"cells": [{**PROTOCOL["cells"][0], "threads": "all"}]}, "only with role 'extra'"),
+    ],
+)
+def test_a_bad_protocol_is_named(change: dict, names: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ProtocolError, match=names):
+        check({**PROTOCOL, **change})
+
+
+@pytest.mark.parametrize(
+    ("version", "by"), [(1, "releases before 2026-11"), (2, "up to commit 17f3a9a")]
+)
+def test_a_protocol_of_an_older_form_names_who_decides_it(version: int, by: str) -> None:
+    with pytest.raises(ProtocolError, match=rf"version {version} .*{by}.*source_commit"):
+        check({**PROTOCOL, "version": version}, "protocol.json")

@@ -8,7 +8,7 @@ and V as int4rp. The query is rounded in blocks of 32 too, and the weights of 32
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -57,6 +57,7 @@ def _weighted(v: F64, bits: int) -> F64:
     return (LEVELS[bits] + 1) * step * (0.5 / FACTOR_LEVELS[bits] + 4 * _U)
 
 
+@cache
 def hadamard(size: int) -> F64:
     """The orthonormal Hadamard matrix (size, size), size a power of two: symmetric, its own inverse."""
     matrix = np.ones((1, 1))
