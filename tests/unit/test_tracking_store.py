@@ -200,7 +200,7 @@ def test_the_ui_opens_on_the_store_of_the_results(run_dir, monkeypatch, capsys) 
     monkeypatch.setenv("KVTRIAL_RESULTS", str(run_dir.parent))
     (run_dir.parent / "mlflow.db").unlink()
     with pytest.raises(
-        command.ConfigError, match=r"no MLflow store in .*results yet; run `make smoke`"
+        command.ConfigError, match=r"no MLflow store in .*results yet; run `make verdict`"
     ):
         command.main(["ui"])
     (run_dir.parent / "mlflow.db").touch()

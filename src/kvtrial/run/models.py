@@ -116,7 +116,7 @@ def entry(name: str) -> Entry:
 
 
 def _no_model(name: object) -> UnknownModel:
-    if isinstance(name, (str, Path)) and (is_file(Path(name)) or is_dir(Path(name))):
+    if isinstance(name, (str, Path)) and name and (is_file(Path(name)) or is_dir(Path(name))):
         return UnknownModel(
             f"{shown(str(name))} is here; allowed: a file whose name ends in .gguf; convert a folder of "
             "safetensors by llama.cpp's `python convert_hf_to_gguf.py FOLDER --outfile OUT.gguf`"
