@@ -26,7 +26,7 @@ def environment(pyproject: Path) -> str:
     """The text of environment.yml."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     groups = project["dependency-groups"]
-    wanted = [*project["project"]["dependencies"], *groups["build"], *groups["dev"]]
+    wanted = dict.fromkeys([*project["project"]["dependencies"], *groups["build"], *groups["dev"]])
     return HEAD + "".join(f"    - {line}\n" for line in wanted)
 
 

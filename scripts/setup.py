@@ -19,8 +19,10 @@ VENV = Path(".venv")
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "kvtrial-setup.sha256"
 REQUIREMENTS = Path("requirements/all.txt")
+#: Those of them that the kernels are compiled with.
+BUILD_REQUIREMENTS = Path("requirements/build.txt")
 #: What the environment is made from; a change of any brings it up to date.
-INPUTS = [REQUIREMENTS, Path("pyproject.toml")]
+INPUTS = [REQUIREMENTS, BUILD_REQUIREMENTS, Path("pyproject.toml")]
 
 
 def fail(message):
@@ -108,14 +110,25 @@ def finds_its_modules():
     return not subprocess.call([str(PYTHON), "-c", code], stderr=subprocess.DEVNULL)
 
 
-def pip(*arguments):
-    """Install into the environment.
+def pip_begins(*arguments):
+    """Begin to install into the environment.
 
     Python compiles a module when it is first imported; a quarter of the 12,000 that come along ever are.
     """
     always = ["--quiet", "--disable-pip-version-check", "--no-compile"]
-    if run(PYTHON, "-m", "pip", "install", *always, *arguments):
+    command = [PYTHON, "-m", "pip", "install", *always, *arguments]
+    return subprocess.Popen([str(word) for word in command])
+
+
+def pip_ends(begun):
+    """Wait until all is installed."""
+    if begun.wait():
         fail("pip failed, its words are above; the same command goes on from here")
+
+
+def pip(*arguments):
+    """Install into the environment."""
+    pip_ends(pip_begins(*arguments))
 
 
 def make_environment():
@@ -126,13 +139,17 @@ def make_environment():
         if run(sys.executable, "-m", "venv", "--clear", VENV):
             fail(f"`{sys.executable} -m venv` failed, its words are above")
     print("set-up: installing the pinned dependencies; minutes the first time", flush=True)
-    pip("--require-hashes", "--requirement", REQUIREMENTS)
-    install_kvtrial()
+    pip("--require-hashes", "--requirement", BUILD_REQUIREMENTS)
+    others = pip_begins("--require-hashes", "--requirement", REQUIREMENTS)
+    try:
+        install_kvtrial()
+    finally:
+        pip_ends(others)
 
 
 def install_kvtrial():
     """The package itself, which compiles the kernels."""
-    print("set-up: compiling the kernels; about a minute the first time", flush=True)
+    print("set-up: compiling the kernels; minutes the first time", flush=True)
     pip("--no-deps", "--no-build-isolation", "--editable", ".")
 
 
