@@ -47,6 +47,11 @@ def test_what_is_written_is_read_again(record):
     assert read(type(record), json.loads(json.dumps(plain(record))), "spec") == record
 
 
+def test_a_build_that_does_not_know_a_field_is_not_told_of_its_default():
+    assert "cpu" not in plain(BLOCK) and "own" not in plain(BLOCK) and "slow" in plain(BLOCK)
+    assert plain(replace(BLOCK, cpu=1, own=["K3"])).items() >= {"cpu": 1}.items()
+
+
 def test_what_has_a_default_may_be_left_out():
     given = {
         "candidates": ["K1"],

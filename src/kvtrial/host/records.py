@@ -38,8 +38,17 @@ def read(kind: type[R], document: object, name: str) -> R:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """The record as JSON writes it: what `read` takes, every field there."""
-    return dataclasses.asdict(record)
+    """The record as JSON writes it: what `read` takes.
+
+    A field that is as by default is left out, so that a build that does not know it yet reads the others.
+    """
+    document = dataclasses.asdict(record)
+    for field in dataclasses.fields(record):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        if getattr(record, field.name) == default:
+            del document[field.name]
+    return document
 
 
 @functools.cache

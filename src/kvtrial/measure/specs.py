@@ -30,9 +30,8 @@ class Spec:
     candidates: list[str]  #: names of the arms
     step_limit_s: float | None = None
     pythons: dict[str, str] = field(default_factory=dict)
-    own: list[str] = field(
-        default_factory=list
-    )  #: of this process, where others take turns in another
+    #: of this process, where others take turns in another
+    own: list[str] = field(default_factory=list)
     baton: Ends = Ends()  #: with ``own``
     fingerprint: str = ""  #: of the code as the stage began; empty where another build runs
 
@@ -43,15 +42,12 @@ class BlockSpec(Spec):
 
     gguf: str  #: path of the model
     snapshots: list[str]  #: folders of the filled contexts, one a session
-    reference: (
-        str  #: whose rows slow arms are given, and whose logits the others' are compared with
-    )
-    stands_for: dict[str, str] = field(
-        default_factory=dict
-    )  #: arm → its candidate, where another (A/A)
-    spins: dict[str, float] = field(
-        default_factory=dict
-    )  #: arm → share of its step that it spins inside
+    #: whose rows slow arms are given, and whose logits the others' are compared with
+    reference: str
+    #: arm → its candidate, where another (A/A)
+    stands_for: dict[str, str] = field(default_factory=dict)
+    #: arm → share of its step that it spins inside
+    spins: dict[str, float] = field(default_factory=dict)
     ways: dict[str, str] = field(default_factory=dict)  #: arm → "direct", the default, or "append"
     threads: int  #: of decoder and stores
     page_tokens: int
@@ -77,9 +73,8 @@ class AttentionSpec(Spec):
     page_tokens: int
     warmup_iterations: int  #: dropped
     probes: ProbePasses | None = None  #: as registered; by default those of `Probes`
-    rotation_llc_multiple: (
-        float  #: regions rotate through so many times the threads' last-level caches
-    )
+    #: regions rotate through so many times the threads' last-level caches
+    rotation_llc_multiple: float
     seed: int  #: of queries, of pages handed out, and of the iterations that are checked
 
 
