@@ -18,7 +18,7 @@ from trial_events import row, with_rows
 from kvtrial import candidates
 from kvtrial.run import events as tables
 from kvtrial.show import report
-from kvtrial.show.plots import FIGURES, arms, ecdf, error_rates, forest, restore, style
+from kvtrial.show.plots import FIGURES, arms, ecdf, error_rates, forest, quality, restore, style
 
 
 def write(folder: Path, verdict: dict[str, Any], events: pd.DataFrame) -> str:
@@ -157,6 +157,17 @@ def test_the_first_picture_is_of_the_arms_without_those_many_times_slower(
     assert slow == "not drawn, in tokens/s at 4,096: A2 14.3, A1 12.5, K0 4.99"
     sizes = [text.get_text() for text in drawn.axes[-1].texts]
     assert sizes == ["46,080", "46,080", "46,080", "12,240", "23,040", "bytes a token"]
+
+
+def test_a_profiles_mark_has_the_speed_of_the_primary_cell(verdict: dict[str, Any]) -> None:
+    """Keys of verdict.json are sorted as words, so that 16384 comes first."""
+    told = json.loads(json.dumps(verdict, sort_keys=True))
+    for profile in told["run"]["profiles"]:
+        profile["tokens_per_s"] = {"16384": 16.25, "4096": 42.5, "512": 85.0}
+    drawn = quality.draw(told, tables.to_frame([]))
+    assert drawn is not None
+    said = [text.get_text() for text in drawn.axes[0].texts]
+    assert sorted(said) == ["K2T (n=64)\n42.5 tokens/s", "K5 (n=64)\n42.5 tokens/s"]
 
 
 def test_the_interval_of_an_arm_is_drawn_where_it_is(verdict: dict[str, Any]) -> None:

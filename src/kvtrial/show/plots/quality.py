@@ -30,6 +30,7 @@ def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
             shown.append((row, max(gated, key=lambda c: c["kld_upper"])))
     if not shown:
         return None
+    primary = str(answers.primary_context(verdict))
     drawn, (axis,) = style.figure()
     places: list[tuple[int, float]] = []
     for row, worst in shown:
@@ -38,9 +39,9 @@ def draw(verdict: Document, events: pd.DataFrame) -> Figure | None:
         axis.plot([at, at], [mean, worst["kld_upper"]], color=look["color"], linewidth=1.5)
         axis.plot(at, mean, linestyle="", markersize=8, **look)
         text = f"{row['candidate']} (n={worst['chunks']})"
-        if row["against_fp32"]:
-            primary = next(iter(row["against_fp32"]))
-            text += f"\n{answers.significant(row['tokens_per_s'][primary])} tokens/s"
+        rate = row["tokens_per_s"].get(primary)
+        if rate:
+            text += f"\n{answers.significant(rate)} tokens/s"
         # Arms that hold the same rows share a place: their labels stand below each other.
         below = sum(at == x and max(mean, y) < _NEAR * min(mean, y) for x, y in places)
         places.append((at, mean))
