@@ -111,11 +111,8 @@ def finds_its_modules():
 
 
 def pip_begins(*arguments):
-    """Begin to install into the environment.
-
-    Python compiles a module when it is first imported; a quarter of the 12,000 that come along ever are.
-    """
-    always = ["--quiet", "--disable-pip-version-check", "--no-compile"]
+    """Begin to install into the environment."""
+    always = ["--quiet", "--disable-pip-version-check"]
     command = [PYTHON, "-m", "pip", "install", *always, *arguments]
     return subprocess.Popen([str(word) for word in command])
 
