@@ -154,42 +154,41 @@ def tolerance(
     k_error, v_error = profile.storage_bound(k64[rows]), profile.storage_bound(v64[rows])
     group = heads // k64.shape[1]
     n = len(rows)
-    for head in range(heads):
-        if head % group == 0:  # what the heads of a group share
-            kv_head = head // group
-            keys, values = k64[rows, kv_head], v64[rows, kv_head]
-            dk, stored_value = (np.ascontiguousarray(e[:, kv_head]) for e in (k_error, v_error))
-            key_sizes, magnitude = np.abs(keys), np.abs(values) + stored_value
-            moved = None if profile.weights is None else _largest_nearby(profile.weights(values))
-        scores = scale * _rows_times(keys, q64[head])
-        top = scores.max()
-        if np.isneginf(top):  # exact zeros
-            continue
-        products = _rows_times(key_sizes, np.abs(q64[head]))
-        stored = _rows_times(dk, np.abs(q64[head]))
-        if q_error[head].any():  # a key of inf times 0 would be NaN
-            stored += _rows_times(key_sizes + dk, q_error[head])
-        score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
-        running = np.maximum.accumulate(scores)
-        rises = 1 + np.count_nonzero(np.diff(running))
-        exponent_error = score_error + _U * (np.abs(scores) + abs(top))
-        rescaling = rises * (2 * EXP_ULPS * _U + _U + 2 * _U * np.abs(running).max())
-        weight_error = exponent_error + 2 * EXP_ULPS * _U + rescaling
-        weights = np.exp(scores - top)
-        weights /= weights.sum()
-        # Rows without weight can't move the output, however wrong their scores: unless the error
-        # itself could bring them back.
-        heavy = scores + score_error > top - score_error.max() - 87
-        worst = weight_error[heavy].max()
-        factor = np.expm1(np.minimum(weight_error + worst, 700.0)) + 2 * _gamma(n) + 4 * _U
-        bound[head] = (
-            _weighted(weights * factor, magnitude)
-            + _weighted(weights * (1 + factor), stored_value)
-            + n * 2.0**-126 * magnitude.max(axis=0)
-        )
-        if moved is not None:
-            rounded = weights * np.exp(np.minimum(weight_error + worst, 700.0))
-            bound[head] += _weighted(_largest_nearby(rounded), moved)
+    for kv_head in range(heads // group):
+        keys, values = k64[rows, kv_head], v64[rows, kv_head]
+        dk, stored_value = (np.ascontiguousarray(e[:, kv_head]) for e in (k_error, v_error))
+        key_sizes, magnitude = np.abs(keys), np.abs(values) + stored_value
+        moved = None if profile.weights is None else _largest_nearby(profile.weights(values))
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            scores = scale * _rows_times(keys, q64[head])
+            top = scores.max()
+            if np.isneginf(top):  # exact zeros
+                continue
+            products = _rows_times(key_sizes, np.abs(q64[head]))
+            stored = _rows_times(dk, np.abs(q64[head]))
+            if q_error[head].any():  # a key of inf times 0 would be NaN
+                stored += _rows_times(key_sizes + dk, q_error[head])
+            score_error = abs(scale) * (_gamma(head_dim + 2) * (products + stored) + stored)
+            running = np.maximum.accumulate(scores)
+            rises = 1 + np.count_nonzero(np.diff(running))
+            exponent_error = score_error + _U * (np.abs(scores) + abs(top))
+            rescaling = rises * (2 * EXP_ULPS * _U + _U + 2 * _U * np.abs(running).max())
+            weight_error = exponent_error + 2 * EXP_ULPS * _U + rescaling
+            weights = np.exp(scores - top)
+            weights /= weights.sum()
+            # Rows without weight can't move the output, however wrong their scores: unless the error
+            # itself could bring them back.
+            heavy = scores + score_error > top - score_error.max() - 87
+            worst = weight_error[heavy].max()
+            factor = np.expm1(np.minimum(weight_error + worst, 700.0)) + 2 * _gamma(n) + 4 * _U
+            bound[head] = (
+                _weighted(weights * factor, magnitude)
+                + _weighted(weights * (1 + factor), stored_value)
+                + n * 2.0**-126 * magnitude.max(axis=0)
+            )
+            if moved is not None:
+                rounded = weights * np.exp(np.minimum(weight_error + worst, 700.0))
+                bound[head] += _weighted(_largest_nearby(rounded), moved)
     return bound
 
 

@@ -109,6 +109,7 @@ def test_slow_is_more_than_so_many_times_the_reference() -> None:
     assert slow_arms(steps, 11, "K1") == []
     assert slow_arms({"K0": 500}, 2.5, "K0") == []
     assert slow_arms({}, 2.5, "K1") == []
+    assert slow_arms({"K5T": 7, "K3": 17, "K0": 46}, 2.5, "K1") == ["K0"]  # K1 is out
 
 
 def test_an_arm_of_fewer_bits_makes_no_slow_arms_of_the_others() -> None:

@@ -115,12 +115,12 @@ def _no_whole_model(file: GgufFile) -> str | None:
 def _ways_out(path: Path, only_types: bool) -> str:
     """To convert a file helps where nothing but its types stands in the way."""
     quoted = shlex.quote(str(path))
-    measure = f"easure its shape with random weights: `kvtrial models --synthetic {quoted}`"
+    measure = f"measure its shape with random weights: `kvtrial models --synthetic {quoted}`"
     if not only_types:
-        return f"M{measure}"
+        return measure[0].upper() + measure[1:]
     return (
         f"Convert it by llama.cpp's `llama-quantize --allow-requantize {quoted} OUT.gguf Q8_0`, or better from "
-        f"its F16 original; or m{measure}"
+        f"its F16 original; or {measure}"
     )
 
 
@@ -131,8 +131,8 @@ def _of_types(strange: Mapping[str, Strange]) -> Iterable[Obstacle]:
     for name, tensor in strange.items():
         by_number.setdefault(tensor.number, []).append(name)
     met = (
-        f"{OTHERS.get(number, f'type {number}')} ({f'{len(names)} tensors, such as ' * (len(names) > 1)}"
-        f"{names[0]})"
+        f"{OTHERS.get(number, f'type {number}')} "
+        + (f"({names[0]})" if len(names) == 1 else f"({len(names)} tensors, such as {names[0]})")
         for number, names in sorted(by_number.items())
     )
     allowed = ", ".join(kind.name for kind in TensorKind)

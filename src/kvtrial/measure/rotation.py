@@ -87,10 +87,11 @@ def slow_arms(step_ns: Mapping[str, int], ratio: float, reference: str) -> list[
     """Arms whose step takes more than ``ratio`` times the reference's, sorted.
 
     Not the fastest arm's: one of fewer bits leaves the reference itself far behind, and what is compared with it.
+    Where the reference is out, the fastest one's.
     """
-    if reference not in step_ns:
+    if not step_ns:
         return []
-    limit = ratio * step_ns[reference]
+    limit = ratio * step_ns.get(reference, min(step_ns.values()))
     return sorted(name for name, spent in step_ns.items() if spent > limit)
 
 

@@ -136,10 +136,9 @@ def entrants(protocol: Protocol) -> list[str]:
     return [*protocol["candidates"], *([control["candidate"]] if control else [])]
 
 
-def timed(protocol: Protocol, profile: str) -> list[str]:
-    """The candidates that a run profile times: ``full`` all of them."""
-    left_out = [] if profile == "full" else protocol["timed_in_full"]
-    return [name for name in protocol["candidates"] if name not in left_out]
+def untimed(protocol: Protocol, profile: str) -> list[str]:
+    """The candidates that a run profile does not time; ``full`` times them all."""
+    return [] if profile == "full" else protocol["timed_in_full"]
 
 
 def cells(protocol: Protocol, profile: str) -> list[Cell]:

@@ -33,8 +33,7 @@ from kvtrial.run.journal import COMPLETE, Attempt, Journal, Row
 from kvtrial.run.layout import pipeline_start
 from kvtrial.stages.progress import Progress
 
-#: context, sessions and threads as numbers; for m1 also the head shape's name.
-#: Columns of an event that name a cell.
+#: Columns of an event that name a cell: three numbers, and for m1 the head shape's name.
 CELL_COLUMNS = ("context", "sessions", "threads", "shape")
 
 
@@ -306,8 +305,7 @@ class Stage:
             return f"not built: {not_built}"
         if not timed:
             return None
-        registered = self.protocol["candidates"]
-        if name in registered and name not in protocol.timed(self.protocol, self.profile):
+        if name in protocol.untimed(self.protocol, self.profile):
             return "timed in profile full alone, as registered"
         path = self.run_dir / "conformance" / f"{name}.json"
         if not path.is_file():

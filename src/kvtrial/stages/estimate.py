@@ -33,7 +33,7 @@ from kvtrial.measure.exclusive import exclusive
 from kvtrial.measure.plan import SamplingPlan, cell_name
 from kvtrial.measure.specs import CalibrateSpec, Filling
 from kvtrial.registration import Protocol
-from kvtrial.run.protocol import entrants, timed
+from kvtrial.run.protocol import entrants, untimed
 from kvtrial.stages import m1, parity, workload
 from kvtrial.stages.common import Cell, Stage
 from kvtrial.stages.progress import duration
@@ -116,7 +116,8 @@ def block_seconds(
     shapes: dict[str, dict[str, int]],
 ) -> dict[str, dict[str, float]]:
     """Stage → cell → seconds that one block takes, of the arms that the run profile times."""
-    names = [name for name in timed(protocol, profile) if name in speed.names]
+    left_out = untimed(protocol, profile)
+    names = [n for n in protocol["candidates"] if n in speed.names and n not in left_out]
     rules = protocol["direct_write"]
     direct: Cell = {
         "context": rules["context"],

@@ -48,15 +48,15 @@ def prompts(stage: Stage) -> list[list[int]]:
     return [tokenizer.encode(text) for text in texts]
 
 
-def judged(registered: Protocol, profile: str) -> list[str]:
-    """Arms of reduced precision that a run profile times: their quality decides whether they may be run."""
-    timed = protocol.timed(registered, profile)
-    return [name for name in registered["decision"]["profiles"] if name in timed]
+def judged(registered: Protocol, profile: str, name: str) -> bool:
+    """Whether it is an arm of reduced precision that is timed: its quality decides whether it may be run."""
+    reduced = name in registered["decision"]["profiles"]
+    return reduced and name not in protocol.untimed(registered, profile)
 
 
 def chunks(registered: Protocol, profile: str, name: str, context: int, trained: int) -> int:
     """Chunks over which a candidate is compared with `parity.comparison` at a context."""
-    if name in judged(registered, profile):
+    if judged(registered, profile, name):
         return quality.chunks(registered, context, trained)
     rules = registered["parity"]
     return int(rules["slow_chunks" if name in rules["slow"] else "chunks"])
@@ -65,7 +65,7 @@ def chunks(registered: Protocol, profile: str, name: str, context: int, trained:
 def decode_steps(registered: Protocol, profile: str, name: str, context: int) -> int:
     """Decoded steps over which a candidate is compared at a context."""
     decode = registered["quality"]["decode"]
-    if name in judged(registered, profile) and context == decode["context"]:
+    if judged(registered, profile, name) and context == decode["context"]:
         return int(decode["steps"])
     return int(registered["parity"]["decode_steps"])
 

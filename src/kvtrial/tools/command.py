@@ -29,6 +29,15 @@ def _add_forms(sub: argparse.ArgumentParser) -> None:
         form.add_argument(f"--{name}", action="store_true", help=what)
 
 
+def _add_model(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--model",
+        default=layout.DEFAULT_MODEL,
+        metavar="MODEL",
+        help="a name of `kvtrial models`",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """The command's parser; each subcommand's help is a line and an example."""
     top = Parser(prog="kvtrial", description="Which KV cache should this machine run?")
@@ -131,12 +140,7 @@ def parser() -> argparse.ArgumentParser:
         'generate "Once upon a time" --tokens 64',
     )
     sub.add_argument("text", help="the prompt; - reads it from stdin")
-    sub.add_argument(
-        "--model",
-        default=layout.DEFAULT_MODEL,
-        metavar="MODEL",
-        help="a name of `kvtrial models`",
-    )
+    _add_model(sub)
     sub.add_argument("--tokens", type=whole(1, MAX_TOKENS), default=64, help="tokens to make")
     sub.add_argument("--store", metavar="CANDIDATE", help="by default the adopted one")
     sub.add_argument("--profile", help="without --store: fp32, or the adopted store's own profile")
@@ -159,12 +163,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("name", metavar="MODEL", help="a name of `kvtrial models`")
 
     sub = add(verbs.doctor, "check this machine and say what is missing", "doctor --json")
-    sub.add_argument(
-        "--model",
-        default=layout.DEFAULT_MODEL,
-        metavar="MODEL",
-        help="a name of `kvtrial models`",
-    )
+    _add_model(sub)
     sub.add_argument("--json", action="store_true", help="for programs")
 
     sub = add(
@@ -181,12 +180,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="REF",
         help="a git ref of its package, such as main: it is built once in results/refs, and the two take turns",
     )
-    sub.add_argument(
-        "--model",
-        default=layout.DEFAULT_MODEL,
-        metavar="MODEL",
-        help="a name of `kvtrial models`",
-    )
+    _add_model(sub)
     sub.add_argument(
         "--context",
         type=wholes(1, MAX_TOKENS),
